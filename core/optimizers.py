@@ -1,0 +1,174 @@
+"""Optimizers as pairs of pure functions over mappings of tensors.
+
+`init(params) -> state` and `update(grads, state, params, rate, donate) -> (params, state)`. With `donate` the memory of the
+old parameters and state is used for the new ones, as in JAX: the arguments must not be used again. Results are the same
+to the bit.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import attrs
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from core import record
+
+Params = Mapping[str, Tensor]
+
+
+@record.record
+class Moments:
+    """What AdamW remembers.
+
+    Attributes:
+        first: running mean of each gradient.
+        second: running mean of its square.
+        count: updates done, one number a parameter: the fused kernel wants it so.
+    """
+
+    first: Mapping[str, Tensor]
+    second: Mapping[str, Tensor]
+    count: Mapping[str, Tensor]
+
+
+class Update(Protocol):
+    """Gradients and the old state in, the new parameters and state out."""
+
+    def __call__(
+        self, grads: Params, state: record.Any, params: Params, *, rate: float, donate: bool = False
+    ) -> tuple[dict[str, Tensor], record.Any]:
+        """Make one update at learning rate `rate`."""
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class Optimizer:
+    """An update rule and the learning rate it is used at.
+
+    Attributes:
+        init: parameters to the state before the first update.
+        update: see `Update`.
+        rate: updates done so far to the learning rate of the next one.
+    """
+
+    init: Callable[[Params], record.Any]
+    update: Update
+    rate: Callable[[int], float]
+
+
+def global_norm(grads: Params) -> Float[Tensor, ""]:
+    """Return the Euclidean norm of all gradients taken as one vector, in float32 or better."""
+    norms = torch._foreach_norm([_wide(g) for g in grads.values()])  # noqa: SLF001
+    return torch.linalg.vector_norm(torch.stack(list(norms)))
+
+
+def clip_by_global_norm(update: Update, *, max_norm: float) -> Update:
+    """Scale all gradients down together when their norm exceeds `max_norm`, then update.
+
+        g <- g min(1, max_norm / (|g| + 1e-6))
+
+    Pascanu et al. 2013 (arXiv:1211.5063), sec. 3.2, with the guard that torch.nn.utils.clip_grad_norm_ uses.
+
+    Args:
+        update: what sees the clipped gradients.
+        max_norm: in the unit of the gradients; not positive: no clipping.
+    """
+    if max_norm <= 0:
+        return update
+
+    def clipped(
+        grads: Params, state: record.Any, params: Params, *, rate: float, donate: bool = False
+    ) -> tuple[dict[str, Tensor], record.Any]:
+        scale = (max_norm / (global_norm(grads) + 1e-6)).clamp(max=1.0)
+        scaled = torch._foreach_mul(list(grads.values()), scale)  # noqa: SLF001
+        return update(dict(zip(grads, scaled, strict=True)), state, params, rate=rate, donate=donate)
+
+    return clipped
+
+
+def adamw(
+    *,
+    rate: Callable[[int], float],
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+    weight_decay: float = 0.0,
+    max_norm: float = 0.0,
+) -> Optimizer:
+    """Adam with decoupled weight decay; norms and biases, the parameters of fewer than two axes, do not decay.
+
+        m <- b1 m + (1 - b1) g              v <- b2 v + (1 - b2) g^2
+        p <- p (1 - rate decay) - rate (m / (1 - b1^k)) / (sqrt(v / (1 - b2^k)) + eps)
+
+    Loshchilov & Hutter 2019 (arXiv:1711.05101), algorithm 2.
+
+    Args:
+        rate: updates done so far to the learning rate.
+        beta1, beta2: decay of the running means, in [0, 1).
+        epsilon: added to the denominator.
+        weight_decay: fraction of a parameter that is taken off at learning rate 1.
+        max_norm: see `clip_by_global_norm`; 0: no clipping.
+    """
+
+    def init(params: Params) -> Moments:
+        def zeros() -> dict[str, Tensor]:
+            return {n: torch.zeros_like(p, memory_format=torch.preserve_format) for n, p in params.items()}
+
+        counts = {n: torch.zeros((), dtype=torch.float32, device=p.device) for n, p in params.items()}
+        return Moments(first=zeros(), second=zeros(), count=counts)
+
+    def update(
+        grads: Params, state: Moments, params: Params, *, rate: float, donate: bool = False
+    ) -> tuple[dict[str, Tensor], Moments]:
+        new, moments = (dict(params), state) if donate else record.tree.map(torch.clone, (dict(params), state))
+        for decays in (True, False):
+            names = [n for n in new if (new[n].ndim >= 2) == decays]
+            if not names:
+                continue
+            counts = [moments.count[n] for n in names]
+            torch._foreach_add_(counts, 1.0)  # noqa: SLF001
+            torch._fused_adamw_(  # noqa: SLF001
+                [new[n] for n in names],
+                [grads[n].contiguous() for n in names],
+                [moments.first[n] for n in names],
+                [moments.second[n] for n in names],
+                [],
+                counts,
+                lr=rate,
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=weight_decay if decays else 0.0,
+                eps=epsilon,
+                amsgrad=False,
+                maximize=False,
+            )
+        return new, moments
+
+    return Optimizer(init=init, update=clip_by_global_norm(update, max_norm=max_norm), rate=rate)
+
+
+def sgd(*, rate: Callable[[int], float], max_norm: float = 0.0) -> Optimizer:
+    """Plain stochastic gradient descent.
+
+        p <- p - rate g
+
+    Args:
+        rate: updates done so far to the learning rate.
+        max_norm: see `clip_by_global_norm`; 0: no clipping.
+    """
+
+    def update(
+        grads: Params, state: tuple[()], params: Params, *, rate: float, donate: bool = False
+    ) -> tuple[dict[str, Tensor], tuple[()]]:
+        new = params if donate else {n: p.clone() for n, p in params.items()}
+        torch._foreach_add_(list(new.values()), [grads[n] for n in new], alpha=-rate)  # noqa: SLF001
+        return dict(new), state
+
+    return Optimizer(init=lambda params: (), update=clip_by_global_norm(update, max_norm=max_norm), rate=rate)
+
+
+def _wide(values: Tensor) -> Tensor:
+    """Return the values in float32 or better."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -1,0 +1,292 @@
+"""Pack, what runs through the model, and Batch, what a loss sees: the bridge from plans to tensors.
+
+Axes: nodes (tokens of the forest), edges (parent node to next token, where someone trains it), terms (trained tokens of
+each sample), samples, groups (prompts), pairs.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from core import record
+from core.plan import prefix_tree, sample
+
+
+@record.record
+class Scores:
+    """What the model says at each row of the batch; a gradient can flow into every field but `top1`.
+
+    Attributes:
+        logprobs: log-probability (nats) of the row's token.
+        entropies: entropy (nats) of the distribution that the token was drawn from.
+        log_sum_squares: log of the sum of squared probabilities.
+        mean_logits: mean logit over the vocabulary.
+        top1: 1.0 where the token is the likeliest, else 0.0.
+    """
+
+    logprobs: Float[Tensor, " terms"]
+    entropies: Float[Tensor, " terms"] | None = None
+    log_sum_squares: Float[Tensor, " terms"] | None = None
+    mean_logits: Float[Tensor, " terms"] | None = None
+    top1: Float[Tensor, " terms"] | None = None
+
+
+@record.record
+class Axis:
+    """The columns of one axis; `axis.advantage` is `axis.columns["advantage"]`.
+
+    Attributes:
+        columns: tensors of one length, one entry an element of the axis.
+    """
+
+    columns: Mapping[str, Tensor]
+
+    def __getattr__(self, name: str) -> Tensor:
+        """Return a column by its name."""
+        return _column(name, object.__getattribute__(self, "columns"))
+
+
+@record.record
+class Totals:
+    """How much there is in the whole optimizer step, over all packs and ranks, counted before the first forward.
+
+    Attributes:
+        terms: trained tokens.
+        samples: samples with a trained token.
+        groups: groups with a trained token.
+        pairs: pairs.
+    """
+
+    terms: Float[Tensor, ""]
+    samples: Float[Tensor, ""]
+    groups: Float[Tensor, ""]
+    pairs: Float[Tensor, ""]
+
+
+@record.record
+class Batch:
+    """A flat table with one row for each trained token of each sample.
+
+    `batch.NAME` gives a column at the rows: a column of `terms` as it is, one of `samples` or `groups` spread over
+    their rows. `batch.samples.NAME` gives it on its own axis.
+
+    Attributes:
+        terms: the rows; `terms.sample` is the sample each belongs to.
+        samples: `samples.group` is its group, `samples.num_terms` its trained tokens.
+        groups: `groups.num_terms` its trained tokens in the whole step, `groups.num_samples` its samples.
+        pairs: `pairs.chosen` and `pairs.rejected` index samples.
+        totals: counts of the whole step.
+    """
+
+    terms: Axis
+    samples: Axis
+    groups: Axis
+    pairs: Axis
+    totals: Totals
+
+    def __getattr__(self, name: str) -> Tensor:
+        """Return a column at the rows."""
+        terms, samples, groups = (object.__getattribute__(self, axis) for axis in ("terms", "samples", "groups"))
+        if name in terms.columns:
+            return terms.columns[name]
+        if name in samples.columns:
+            return samples.columns[name].index_select(0, terms.columns["sample"])
+        if name in groups.columns:
+            return groups.columns[name].index_select(0, self.group)
+        return _column(name, {**terms.columns, **samples.columns, **groups.columns})
+
+
+@record.record
+class Pack:
+    """A forest as tensors, and the table that its rows fill.
+
+    Attributes:
+        tokens: token id of each node.
+        depths: position of each node in its sequences.
+        ends: one past the last descendant: node j is an ancestor of i, or i itself, exactly when `j <= i < ends[j]`.
+        table: attention as blocks, on the host, `[blocks, 5]`: (causal, query start, stop, key start, stop).
+        edge_nodes: the node that predicts, in ascending order.
+        edge_tokens: the token that it predicts.
+        term_edges: the edge of each row; rows that share a token share an edge.
+        batch: what the loss sees.
+        needs: fields of Scores that are asked for beside `logprobs`.
+        pieces: contiguous spans of nodes that run through the model one at a time; one span when all fits.
+        max_depth: the largest of `depths`.
+    """
+
+    tokens: Int[Tensor, " nodes"]
+    depths: Int[Tensor, " nodes"]
+    ends: Int[Tensor, " nodes"]
+    table: Int[Tensor, "blocks five"]
+    edge_nodes: Int[Tensor, " edges"]
+    edge_tokens: Int[Tensor, " edges"]
+    term_edges: Int[Tensor, " terms"]
+    batch: Batch
+    needs: tuple[str, ...] = record.static(default=())
+    pieces: tuple[tuple[int, int], ...] = record.static(default=())
+    max_depth: int = record.static(default=0)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Counts:
+    """Counts of a whole step on the host; every pack of the step is given the same ones."""
+
+    terms: int
+    samples: int
+    groups: int
+    pairs: int
+    group_terms: Mapping[int, int]
+    group_samples: Mapping[int, int]
+
+
+def count(samples: Sequence[sample.Sample]) -> Counts:
+    """Count what the totals of a step need, over all its samples, whatever rank or pack they go to."""
+    terms = np.array([int(s.trained.sum()) for s in samples], dtype=np.int64)
+    group_terms: dict[int, int] = {}
+    group_samples: dict[int, int] = {}
+    for s, n in zip(samples, terms.tolist(), strict=True):
+        if n:
+            group_terms[s.group] = group_terms.get(s.group, 0) + n
+            group_samples[s.group] = group_samples.get(s.group, 0) + 1
+    return Counts(
+        terms=int(terms.sum()),
+        samples=int((terms > 0).sum()),
+        groups=len(group_terms),
+        pairs=len(_pairs(samples)),
+        group_terms=group_terms,
+        group_samples=group_samples,
+    )
+
+
+def build(
+    samples: Sequence[sample.Sample],
+    counts: Counts,
+    *,
+    needs: Sequence[str] = (),
+    share: bool = True,
+    budget: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Pack:
+    """Merge samples into a forest and lay out the table that its rows fill.
+
+    Args:
+        samples: those that go into this pack; a unit is never split over packs.
+        counts: of the whole step.
+        needs: fields of Scores that the loss reads.
+        share: merge what begins alike; False keeps every sample a chain of its own.
+        budget: most nodes in one forward; a larger forest is cut into pieces. None: no limit.
+        dtype: of the columns that are not integers.
+        device: where the tensors live; the attention table stays on the host.
+    """
+    tree = prefix_tree.build([s.tokens for s in samples], keys=_keys(samples), share=share)
+    nodes, offsets = prefix_tree.paths(tree)
+    trained = np.concatenate([s.trained for s in samples]) if samples else np.zeros(0, np.bool_)
+    rows = nodes[trained]
+    targets, term_targets = np.unique(rows, return_inverse=True)
+    order = np.argsort(tree.parents[targets], kind="stable")
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    targets = targets[order]
+    num_nodes = len(tree.tokens)
+
+    def move(values: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(device)
+
+    return Pack(
+        tokens=move(tree.tokens),
+        depths=move(tree.depths),
+        ends=move(tree.ends),
+        table=torch.from_numpy(_blocks(tree)),
+        edge_nodes=move(tree.parents[targets]),
+        edge_tokens=move(tree.tokens[targets]),
+        term_edges=move(rank[term_targets]),
+        batch=_batch(samples, counts, trained, np.diff(offsets), dtype, device),
+        needs=tuple(sorted(needs)),
+        pieces=prefix_tree.pieces(tree, budget) if budget and num_nodes > budget else ((0, num_nodes),),
+        max_depth=int(tree.depths.max(initial=0)),
+    )
+
+
+def _batch(
+    samples: Sequence[sample.Sample],
+    counts: Counts,
+    trained: np.ndarray,
+    lengths: np.ndarray,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> Batch:
+    """Make the table of the samples of one pack."""
+    names = {name: values for s in samples for name, values in s.columns.items()}
+    per_term = {n for n, v in names.items() if isinstance(v, np.ndarray)}
+    groups = list(dict.fromkeys(s.group for s in samples))
+    place = {g: i for i, g in enumerate(groups)}
+    owner = np.repeat(np.arange(len(samples)), lengths)[trained]
+    pairs = _pairs(samples)
+
+    def ints(values: Any) -> Tensor:  # noqa: ANN401
+        return torch.tensor(np.asarray(values, dtype=np.int64), device=device)
+
+    def floats(values: Any) -> Tensor:  # noqa: ANN401
+        return torch.tensor(np.asarray(values, dtype=np.float64), dtype=dtype, device=device)
+
+    def term_column(name: str) -> Tensor:
+        return floats(np.concatenate([s.columns[name] for s in samples])[trained])
+
+    return Batch(
+        terms=Axis(columns={"sample": ints(owner), **{n: term_column(n) for n in sorted(per_term)}}),
+        samples=Axis(
+            columns={
+                "group": ints([place[s.group] for s in samples]),
+                "num_terms": floats([s.trained.sum() for s in samples]),
+                **{n: floats([s.columns[n] for s in samples]) for n in sorted(names.keys() - per_term)},
+            }
+        ),
+        groups=Axis(
+            columns={
+                "num_terms": floats([counts.group_terms.get(g, 0) for g in groups]),
+                "num_samples": floats([counts.group_samples.get(g, 0) for g in groups]),
+            }
+        ),
+        pairs=Axis(columns={"chosen": ints([c for c, _ in pairs]), "rejected": ints([r for _, r in pairs])}),
+        totals=Totals(
+            **{n: torch.tensor(float(getattr(counts, n)), dtype=dtype, device=device) for n in _TOTALS},
+        ),
+    )
+
+
+def _blocks(tree: prefix_tree.PrefixTree) -> np.ndarray:
+    """Write chains and rectangles into one table, the chains first: they start every query's softmax."""
+    chains = np.concatenate([np.ones((len(tree.chains), 1), np.int64), tree.chains, tree.chains], axis=1)
+    rectangles = np.concatenate([np.zeros((len(tree.rectangles), 1), np.int64), tree.rectangles], axis=1)
+    return np.ascontiguousarray(np.concatenate([chains, rectangles]), dtype=np.int64)
+
+
+def _pairs(samples: Sequence[sample.Sample]) -> list[tuple[int, int]]:
+    """List (chosen, rejected): the two samples of a unit, in the order they came."""
+    units: dict[int, list[int]] = {}
+    for i, s in enumerate(samples):
+        units.setdefault(s.unit, []).append(i)
+    return [(u[0], u[1]) for u in units.values() if len(u) == 2]
+
+
+def _keys(samples: Sequence[sample.Sample]) -> list[np.ndarray] | None:
+    """Return share keys, zeros where a sample has none; None when nobody has any."""
+    if all(s.share is None for s in samples):
+        return None
+    return [np.zeros(len(s.tokens), np.int64) if s.share is None else s.share for s in samples]
+
+
+def _column(name: str, columns: Mapping[str, Tensor]) -> Tensor:
+    """Return a column, or say which there are."""
+    if name.startswith("__") or name not in columns:
+        raise AttributeError(f"the batch has no column {name!r}; it has {', '.join(sorted(columns)) or 'none'}.")
+    return columns[name]
+
+
+_TOTALS = ("terms", "samples", "groups", "pairs")

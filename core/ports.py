@@ -1,0 +1,99 @@
+"""The types that an adapter fills in: what the core asks of a device, a model and a generator.
+
+Protocols and records only. Where PyTorch and a functional core meet, these rules hold:
+
+* Differentiation belongs to the adapter (`Model.pull_back`): sharded modules ignore swapped parameters and answer only to
+  `.backward()`, so the core never calls autograd on parameters.
+* `params` is a mapping from names to tensors. A plain model reads exactly these tensors; a sharded or wrapped one may take
+  it as a handle to its own.
+* Forward and backward run inside one swap of the parameters; whatever is recomputed re-enters the swap.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import attrs
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from core import metrics, pack
+
+Params = Mapping[str, Tensor]
+Loss = Callable[[pack.Scores], tuple[Float[Tensor, ""], metrics.Metrics]]
+
+
+@attrs.frozen(kw_only=True)
+class Device:
+    """An accelerator as data: what differs between devices stands here and nowhere else.
+
+    Attributes:
+        name: `cpu`, `cuda`, `rocm` or `neuron`.
+        type: torch's name for it; ROCm says `cuda`.
+        static_shapes: every new shape costs a compilation, so planned sizes are asked for.
+        dtypes: what parameters may be.
+        dtype: what parameters are when nobody says.
+        attention: the kinds of tree attention it can run, the preferred one first.
+        hide: environment variables that keep a child process off the device.
+        memory: bytes that a run may use; None where nothing can be asked.
+    """
+
+    name: str
+    type: str
+    static_shapes: bool
+    dtypes: tuple[torch.dtype, ...]
+    dtype: torch.dtype
+    attention: tuple[str, ...]
+    hide: Mapping[str, str]
+    memory: Callable[[], int | None]
+
+
+@attrs.frozen(kw_only=True)
+class Ranks:
+    """The processes that share a step, as data.
+
+    Attributes:
+        index: which of them this is.
+        num: how many there are.
+        sum: adds a tree of tensors up over all, the same result to the bit on each.
+        merge: merges metrics over all.
+    """
+
+    index: int
+    num: int
+    sum: Callable[[Any], Any]
+    merge: Callable[[metrics.Metrics], metrics.Metrics]
+
+
+ALONE = Ranks(index=0, num=1, sum=lambda tree: tree, merge=lambda means: means)
+"""One process."""
+
+
+class Model(Protocol):
+    """A language model as two pure functions of its parameters."""
+
+    def predict(self, params: Params, pack: pack.Pack, key: int) -> pack.Scores:
+        """Score every row of the pack, without gradients.
+
+        Args:
+            params: the trained parameters by name.
+            pack: the forest and its table.
+            key: names the draws of dropout; the same key draws the same mask.
+        """
+        ...
+
+    def pull_back(
+        self, params: Params, pack: pack.Pack, key: int, loss: Loss
+    ) -> tuple[Float[Tensor, ""], metrics.Metrics, dict[str, Tensor]]:
+        """Run forward, `loss` and backward inside one swap of the parameters.
+
+        Args:
+            params: the trained parameters by name.
+            pack: the forest and its table.
+            key: as in `predict`; both passes of a step are given the same one.
+            loss: scores to a scalar and metrics.
+
+        Returns:
+            The scalar, the metrics, and a gradient for every parameter, zeros where none flowed.
+        """
+        ...

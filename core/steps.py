@@ -1,0 +1,170 @@
+"""The few verbs that everything is composed from: loss_and_grad, update, train_step.
+
+The shell calls these functions and no others; a loop composed by hand gives the same numbers.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from core import algorithms, keys, metrics, optimizers, pack, ports, record
+
+Metrics = metrics.Metrics
+
+
+@record.record
+class TrainState:
+    """All that a run carries from one step to the next; frozen weights are not part of it.
+
+    Attributes:
+        params: the trained parameters by name.
+        optimizer: what the optimizer remembers.
+        carry: what the algorithm remembers.
+        step: updates done.
+        key: root of every random draw of the run.
+        place: rows of the data that were used up.
+    """
+
+    params: Mapping[str, Tensor]
+    optimizer: Any
+    carry: Mapping[str, float]
+    step: int = record.static(default=0)
+    key: int = record.static(default=0)
+    place: int = record.static(default=0)
+
+
+def init(
+    params: ports.Params, optimizer: optimizers.Optimizer, algorithm: algorithms.Algorithm, *, key: int
+) -> TrainState:
+    """Make the state before the first step."""
+    return TrainState(
+        params=dict(params), optimizer=optimizer.init(params), carry=dict(algorithm.carry), key=key
+    )
+
+
+def objective(
+    algorithm: algorithms.Algorithm, batch: pack.Batch, carry: Mapping[str, float]
+) -> Callable[[pack.Scores], tuple[Float[Tensor, ""], Metrics]]:
+    """Close the algorithm's loss over one batch: scores in, its part of the step's scalar and its metrics out."""
+
+    def loss(scores: pack.Scores) -> tuple[Float[Tensor, ""], Metrics]:
+        values, watched = algorithm.loss(scores, batch, **carry)
+        return algorithm.reduce(values, batch), metrics.collect(watched)
+
+    return loss
+
+
+def loss_and_grad(
+    model: ports.Model,
+    algorithm: algorithms.Algorithm,
+    params: ports.Params,
+    packs: Sequence[pack.Pack],
+    key: int,
+    *,
+    carry: Mapping[str, float] | None = None,
+    ranks: ports.Ranks = ports.ALONE,
+) -> tuple[Float[Tensor, ""], Metrics, dict[str, Tensor]]:
+    """Return the loss of a step, its metrics, and the gradient for every parameter.
+
+    Units are never split over packs and the reduction divides by the totals of the step, so the sum over packs is the
+    gradient of the whole step, whatever the packs.
+
+    Args:
+        model: scores packs and pulls gradients back.
+        algorithm: what is minimised.
+        params: the trained parameters by name.
+        packs: all of this rank's; at least one, an empty one where a rank has no work.
+        key: names the draws of this step.
+        carry: what the algorithm remembers; None: what it starts with.
+        ranks: adds up over ranks.
+    """
+    carry = algorithm.carry if carry is None else carry
+    value, gathered, grads = None, {}, {}
+    for i, each in enumerate(packs):
+        loss = objective(algorithm, each.batch, carry)
+        part, means, grad = model.pull_back(params, each, keys.fold_in(key, "pack", i), loss)
+        value = part if value is None else value + part
+        gathered = metrics.merge(gathered, means)
+        grads = _add(grads, grad)
+    return ranks.sum(value), ranks.merge(gathered), ranks.sum(grads)
+
+
+def evaluate(
+    model: ports.Model,
+    algorithm: algorithms.Algorithm,
+    params: ports.Params,
+    packs: Sequence[pack.Pack],
+    key: int,
+    *,
+    carry: Mapping[str, float] | None = None,
+    ranks: ports.Ranks = ports.ALONE,
+) -> tuple[Float[Tensor, ""], Metrics]:
+    """Return the loss and the metrics of `loss_and_grad`, from the same functions without gradients."""
+    carry = algorithm.carry if carry is None else carry
+    value, gathered = None, {}
+    for i, each in enumerate(packs):
+        scores = model.predict(params, each, keys.fold_in(key, "pack", i))
+        part, means = objective(algorithm, each.batch, carry)(scores)
+        value = part if value is None else value + part
+        gathered = metrics.merge(gathered, means)
+    return ranks.sum(value), ranks.merge(gathered)
+
+
+def update(
+    optimizer: optimizers.Optimizer, state: TrainState, grads: ports.Params, *, donate: bool = False
+) -> TrainState:
+    """Make one update of the parameters.
+
+    Args:
+        optimizer: the rule and its learning rate.
+        state: before the update; with `donate` it must not be used again.
+        grads: one for every parameter.
+        donate: use the old state's memory for the new one.
+    """
+    params, remembered = optimizer.update(
+        grads, state.optimizer, state.params, rate=optimizer.rate(state.step), donate=donate
+    )
+    return attrs.evolve(state, params=params, optimizer=remembered, step=state.step + 1)
+
+
+def train_step(
+    model: ports.Model,
+    algorithm: algorithms.Algorithm,
+    optimizer: optimizers.Optimizer,
+    state: TrainState,
+    packs: Sequence[pack.Pack],
+    *,
+    donate: bool = False,
+    ranks: ports.Ranks = ports.ALONE,
+) -> tuple[TrainState, Metrics]:
+    """Run `loss_and_grad`, then `update`, then the algorithm's `next_carry`.
+
+    Args:
+        model, algorithm, optimizer: what is trained and how.
+        state: before the step.
+        packs: all of this rank's.
+        donate: see `update`.
+        ranks: see `loss_and_grad`.
+
+    Returns:
+        The state after the step and its metrics, `loss` and `grad_norm` among them: the norm before clipping.
+    """
+    key = keys.fold_in(state.key, "step", state.step)
+    value, means, grads = loss_and_grad(model, algorithm, state.params, packs, key, carry=state.carry, ranks=ranks)
+    means = {**means, "loss": metrics.whole(value), "grad_norm": metrics.whole(optimizers.global_norm(grads))}
+    new = update(optimizer, state, grads, donate=donate)
+    if algorithm.next_carry is not None:
+        new = attrs.evolve(new, carry=algorithm.next_carry(state.carry, metrics.values(means)))
+    return new, means
+
+
+def _add(sums: dict[str, Tensor], more: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Add gradients into the sums, whose memory is ours."""
+    if not sums:
+        return more
+    torch._foreach_add_([sums[n] for n in sums], [more[n] for n in sums])  # noqa: SLF001
+    return sums

@@ -1,0 +1,91 @@
+"""What a run leaves to read: metrics.jsonl, run.json, trackers.
+
+`metrics.jsonl` holds one JSON object a logged step, in the order of steps, no step twice. A number that is not finite
+is written `NaN`, `Infinity` or `-Infinity`, as Python's json, pandas, pyarrow and jq read them: a NaN loss is seen as
+one, not as a gap.
+"""
+
+import json
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from shell import files, progress, trackers
+
+METRICS = "metrics.jsonl"
+RUN = "run.json"
+
+
+class Journal:
+    """The log of one run: its file, its trackers, its display.
+
+    Log a step before its checkpoint is saved: a killed run then resumes at a step whose line is in the file.
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path | str,
+        display: progress.Display,
+        *,
+        resumed: int | None = None,
+        report_to: tuple[trackers.Tracker, ...] = (),
+        writes: bool = True,
+    ) -> None:
+        """Open the log of a folder.
+
+        Args:
+            folder: output_dir; created if missing.
+            display: where people watch.
+            resumed: the step that the run goes on from: later lines are removed; None starts the file anew.
+            report_to: trackers that were started.
+            writes: False on every rank but the first: nothing is written.
+        """
+        self.display = display
+        self._folder = pathlib.Path(folder)
+        self._trackers = list(report_to)
+        self._writes = writes
+        self._last: dict[str, Any] = {}
+        if writes:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            lines = [] if resumed is None else list(_until(self._folder / METRICS, resumed, display))
+            files.replace(self._folder / METRICS, "".join(map(_line, lines)))
+            self._last = lines[-1] if lines else {}
+            self._file = (self._folder / METRICS).open("r+b", buffering=0)
+            self._end = self._file.seek(0, os.SEEK_END)
+            self._start = self._end - len(_line(self._last).encode()) if lines else self._end
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Log the metrics of a step; more of the step that was logged last join its line.
+
+        Args:
+            step: steps done.
+            values: by name; evaluation under `eval_...`.
+        """
+        self.display.step(step, values)
+        if not self._writes:
+            return
+        again = self._last.get("step") == step
+        self._start = self._start if again else self._end
+        self._last = (self._last if again else {"step": step}) | dict(values)
+        line = _line(self._last).encode()
+        # One write of the whole line, over the shorter one if the step had one: a kill leaves the old or the new.
+        self._file.seek(self._start)
+        self._file.write(line)
+        self._file.truncate()
+        self._end = self._start + len(line)
+        self._track(step, values)
+
+    def run(self, facts: Mapping[str, Any]) -> None:
+        """Write run.json, whole, and put the metrics so far on the disk; at checkpoints and at the end."""
+        if self._writes:
+            os.fsync(self._file.fileno())
+            files.replace(self._folder / RUN, json.dumps(dict(facts), indent=2) + "\n")
+
+    def close(self) -> None:
+        """Finish the trackers, the bar and the file."""
+        self.display.close()
+        for tracker in self._trackers:
+            self._spare(tracker, tracker.finish)
+        if self._writes:
+            self._file.close()
