@@ -20,7 +20,7 @@ def load(
     *,
     dtype: torch.dtype,
     device: str = "cpu",
-    attention: str = "blocks",
+    attention: str = "rectangles",
     dropout: bool = False,
     gradient_checkpointing: bool = False,
     revision: str | None = None,
@@ -32,7 +32,7 @@ def load(
         path: a folder in Hugging Face's format, or a hub id.
         dtype: of the parameters.
         device: torch's name of the device.
-        attention: `blocks` or `masked`; see `core.attention`.
+        attention: `rectangles` or `mask`; see `core.attention`.
         dropout: keep the model's own dropout.
         gradient_checkpointing: recompute each layer in backward and keep only its input.
         revision: of a hub id.
@@ -59,7 +59,7 @@ def load(
 def bind(
     module: transformers.PreTrainedModel,
     *,
-    attention: str = "blocks",
+    attention: str = "rectangles",
     dropout: bool = False,
     gradient_checkpointing: bool = False,
 ) -> tuple[transformers_lm.TransformersLM, dict[str, Tensor]]:
@@ -68,7 +68,9 @@ def bind(
     Args and Raises as in `load`; the module's attention implementation must be `tree_attention.NAME`.
     """
     if module.base_model is module or module.get_output_embeddings() is None:
-        raise ValueError(f"a {module.config.model_type} model has no decoder with an output head; name a causal model.")
+        raise ValueError(
+            f"a {module.config.model_type} model has no decoder with an output head; name a causal model."
+        )
     leaves = {id(p): n for n, p in module.named_parameters()}
     named = module.named_parameters(remove_duplicate=False)
     slots = tuple((*_place(module, path), leaves[id(p)]) for path, p in named)
@@ -78,7 +80,7 @@ def bind(
     )
     for submodule, attribute, name in slots:
         empty = torch.empty_like(params[name], device="meta")
-        submodule._parameters[attribute] = torch.nn.Parameter(empty, requires_grad=False)  # noqa: SLF001
+        submodule._parameters[attribute] = torch.nn.Parameter(empty, requires_grad=False)
     module.eval()
     prove(model, params)
     _set_modes(module, dropout=dropout, gradient_checkpointing=gradient_checkpointing)
@@ -102,10 +104,12 @@ def prove(model: transformers_lm.TransformersLM, params: Mapping[str, Tensor]) -
     try:
         forest = model.predict(params, together, 0).logprobs
         single = torch.cat([model.predict(params, each, 0).logprobs for each in alone])
-        with torch.no_grad(), model._run(params, 0):  # noqa: SLF001
+        with torch.no_grad(), model._run(params, 0):
             own = [_own_logprobs(model, each) for each in alone]
     except (TypeError, ValueError, RuntimeError, AttributeError) as problem:
-        raise ValueError(f"a {kind} model cannot be trained on trees: {str(problem).splitlines()[0]}") from problem
+        raise ValueError(
+            f"a {kind} model cannot be trained on trees: {str(problem).splitlines()[0]}"
+        ) from problem
     tolerance = TOLERANCES.get(next(iter(params.values())).dtype, ROUGH)
     if not torch.allclose(single, torch.cat(own), rtol=tolerance, atol=tolerance):
         raise ValueError(f"a {kind} model changes its logits after the head in a way that is not known here.")
@@ -128,7 +132,8 @@ def _own_logprobs(model: transformers_lm.TransformersLM, each: pack.Pack) -> Ten
 
 
 def _head_shape(config: transformers.PretrainedConfig) -> head.Shape:
-    """Read from a config what is done to the head's product; `prove` checks it against the model's own logits."""
+    """Read from a config what is done to the head's product; `prove` checks it against the model's own
+    logits."""
     text = config.get_text_config()
     scale = float(getattr(text, "logit_scale", None) or 1.0)
     divisor = float(getattr(text, "logits_scaling", None) or 1.0)
@@ -152,7 +157,9 @@ def _set_modes(module: transformers.PreTrainedModel, *, dropout: bool, gradient_
     """Leave the module in the mode that it trains in: dropout and recomputation both hang on `training`."""
     if gradient_checkpointing:
         if not module.supports_gradient_checkpointing:
-            raise ValueError(f"a {module.config.model_type} model has no gradient checkpointing; drop the option.")
+            raise ValueError(
+                f"a {module.config.model_type} model has no gradient checkpointing; drop the option."
+            )
         module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if not dropout:
         for submodule in module.modules():

@@ -1,7 +1,7 @@
 """A Hugging Face causal language model as a Model: two pure functions of its parameters.
 
-The bound module holds no weights of its own: its parameters are on the meta device and every pass swaps in those it was
-given, forward, backward and recomputation alike.
+The bound module holds no weights of its own: its parameters are on the meta device and every pass swaps in
+those it was given, forward, backward and recomputation alike.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ class TransformersLM:
 
     Attributes:
         module: the causal language model, its parameters on meta.
-        slots: every place of the module that holds a parameter: (submodule, attribute, name of the leaf). Tied weights are
-            several places of one leaf.
+        slots: every place of the module that holds a parameter: (submodule, attribute, name of the leaf).
+            Tied weights are several places of one leaf.
         frozen: tensors by leaf name that are swapped in and not trained.
         shape: how logits follow from the head's product.
-        attention: `blocks` or `masked`.
+        attention: `rectangles` or `mask`.
     """
 
     module: transformers.PreTrainedModel
@@ -53,7 +53,8 @@ class TransformersLM:
             value, means = loss(self._score(pack, leaves))
             found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
         grads = {
-            n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(params.items(), found, strict=True)
+            n: torch.zeros_like(p) if g is None else g
+            for (n, p), g in zip(params.items(), found, strict=True)
         }
         return value.detach(), means, grads
 
@@ -65,15 +66,15 @@ class TransformersLM:
     @contextlib.contextmanager
     def swap(self, params: ports.Params) -> Iterator[None]:
         """Put tensors where the module looks for its parameters, and take them out again."""
-        held = [submodule._parameters[attribute] for submodule, attribute, _ in self.slots]  # noqa: SLF001
+        held = [submodule._parameters[attribute] for submodule, attribute, _ in self.slots]
         try:
             for submodule, attribute, name in self.slots:
                 leaf = params[name] if name in params else self.frozen[name]
-                submodule._parameters[attribute] = leaf  # type: ignore[assignment]  # noqa: SLF001
+                submodule._parameters[attribute] = leaf  # type: ignore[assignment]
             yield
         finally:
             for (submodule, attribute, _), before in zip(self.slots, held, strict=True):
-                submodule._parameters[attribute] = before  # noqa: SLF001
+                submodule._parameters[attribute] = before
 
     @contextlib.contextmanager
     def _run(self, params: ports.Params, key: int) -> Iterator[None]:
@@ -111,11 +112,11 @@ class TransformersLM:
         def recompute() -> tuple[Any, Any]:
             return contextlib.nullcontext(), _both(self.swap(params), _precise(params))
 
-        def layer_by_layer(function: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def layer_by_layer(function: Any, *args: Any, **kwargs: Any) -> Any:
             return checkpoint.checkpoint(function, *args, use_reentrant=False, context_fn=recompute, **kwargs)
 
-        if self.module.is_gradient_checkpointing:
-            self.module._set_gradient_checkpointing(True, layer_by_layer)  # noqa: FBT003, SLF001
+        if self.module.is_activation_checkpointing:
+            self.module._set_gradient_checkpointing(True, layer_by_layer)
         outputs = self.module.base_model(
             input_ids=each.tokens[None], position_ids=each.depths[None], use_cache=False, tree=route
         )
@@ -123,15 +124,16 @@ class TransformersLM:
 
 
 class KeepDouble(TorchFunctionMode):
-    """Keep float64 where a model casts to float32 to be safe in half precision: norms, rotary tables, softmax."""
+    """Keep float64 where a model casts to float32 to be safe in half precision: norms, rotary tables,
+    softmax."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         kwargs = kwargs or {}
         if func is torch.Tensor.float and args[0].dtype == torch.float64:
             return args[0]
-        if torch.float32 in args[1:] or torch.float32 in kwargs.values():
+        if any(a is torch.float32 for a in (*args[1:], *kwargs.values())):
             first = args[0] if args else None
             if isinstance(first, Tensor) and first.dtype == torch.float64:
                 args = (first, *(torch.float64 if a is torch.float32 else a for a in args[1:]))
@@ -146,7 +148,7 @@ def _precise(params: ports.Params) -> contextlib.AbstractContextManager[Any]:
 
 
 @contextlib.contextmanager
-def _both(first: Any, second: Any) -> Iterator[None]:  # noqa: ANN401
+def _both(first: Any, second: Any) -> Iterator[None]:
     with first, second:
         yield
 

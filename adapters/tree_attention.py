@@ -18,7 +18,7 @@ class Route:
 
     Attributes:
         pack: the forest.
-        kind: `blocks` or `masked`.
+        kind: `rectangles` or `mask`.
         calls: layers that came by; a model whose layers pass this interface by cannot be served.
         masks: dense masks by window.
     """
@@ -34,7 +34,8 @@ def route(each: pack.Pack, *, kind: str) -> Route:
 
     Args:
         each: the forest.
-        kind: `blocks` where the kernels serve a layer, the dense mask elsewhere; `masked` for the dense mask everywhere.
+        kind: `rectangles` where the kernels serve a layer, the dense mask elsewhere; `mask` for the dense
+            mask everywhere.
     """
     return Route(each, kind)
 
@@ -52,19 +53,21 @@ def attend(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **_: Any,  # noqa: ANN401
+    **_: Any,
 ) -> tuple[Tensor, None]:
     """Attend over the forest; the arguments are those that transformers passes to any attention function."""
     if tree is None:
-        raise ValueError("the model does not hand its keyword arguments to its attention; trees cannot be served.")
+        raise ValueError(
+            "the model does not hand its keyword arguments to its attention; trees cannot be served."
+        )
     if dropout:
         raise ValueError(f"attention dropout is {dropout}; branches would share its mask. Set it to 0.")
     tree.calls += 1
     each = tree.pack
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     window = sliding_window if sliding_window and each.max_depth >= sliding_window else 0
-    if tree.kind == "blocks" and not softcap and s_aux is None and query.shape[-1] == value.shape[-1]:
-        out = attention.blocks(query, key, value, each.table, each.depths, scale=scale, window=window)
+    if tree.kind == "rectangles" and not softcap and s_aux is None and query.shape[-1] == value.shape[-1]:
+        out = attention.rectangles(query, key, value, each.table, each.depths, scale=scale, window=window)
     else:
         if window not in tree.masks:
             tree.masks[window] = attention.ancestors(each.ends, each.depths, window=window)

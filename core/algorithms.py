@@ -16,14 +16,15 @@ Couples = Literal["token", "sample", "pair", "group", "step"]
 
 @attrs.frozen(kw_only=True)
 class Algorithm:
-    """What is trained on, what is minimised, and what it reads. Packing, trees, ranks and padding are not its business.
+    """What is trained on, what is minimised, and what it reads; packs, trees and ranks are not its business.
 
     Attributes:
-        loss: `(scores, batch) -> (values, metrics)`: one value a row, sample or pair, and metrics likewise. What `carry` holds
-            is passed to it by keyword.
+        loss: `(scores, batch) -> (values, metrics)`: one value a row, sample or pair, and metrics likewise.
+            What `carry` holds is passed to it by keyword.
         reduce: `(values, batch) -> scalar`, weights from the counts of the step alone.
         rows: what a row of the dataset is.
-        columns: `(rewards, groups) -> {name: one number a sample}`, once a step, before packing; None: no such columns.
+        columns: `(rewards, groups) -> {name: one number a sample}`, once a step, before packing; None: no
+            such columns.
         needs: fields of Scores beside `logprobs` that the loss reads; what is not asked for is not computed.
         watches: fields of Scores that only its metrics read; the loss must accept that they are None.
         couples: the least that must be seen together for the loss to be a sum over it.
@@ -41,7 +42,7 @@ class Algorithm:
     carry: Mapping[str, float] = attrs.field(factory=dict)
     next_carry: Callable[[Mapping[str, float], Mapping[str, float]], Mapping[str, float]] | None = None
 
-    def evolve(self, **changes: Any) -> "Algorithm":  # noqa: ANN401
+    def evolve(self, **changes: Any) -> "Algorithm":
         """Return a variant with some fields changed."""
         return attrs.evolve(self, **changes)
 

@@ -1,8 +1,9 @@
 """Attention over a forest: every token sees its ancestors and itself.
 
-Two ways that agree: a dense mask, the reference that any device can run, and blocks, which need no mask. In the layout of a
-PrefixTree the forest is one causal block a heavy chain and dense rectangles between a subtree and the chain that it hangs
-from; their softmaxes are merged by log-sum-exp, exactly. A token takes part in at most log2(nodes) merges.
+Two ways that agree: a dense mask, the reference that any device can run, and blocks, which need no mask. In
+the layout of a PrefixTree the forest is one causal block a heavy chain and dense rectangles between a subtree
+and the chain that it hangs from; their softmaxes are merged by log-sum-exp, exactly. A token takes part in at
+most log2(nodes) merges.
 
 Axes: batch, heads, kv (heads of keys and values), nodes, width.
 """
@@ -13,7 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-FAR = -0.25  # of the largest number: a row that sees nothing of a block gets a weight of exactly 0, where -inf gives NaN
+# Of the largest number: a row that sees nothing of a block gets a weight of exactly 0, where -inf gives NaN.
+FAR = -0.25
 
 
 def ancestors(
@@ -52,7 +54,7 @@ def masked(
         softcap: bound of the scores, `cap tanh(s / cap)`; 0: none.
         sinks: a learned score a head that takes part in the softmax and has no value.
     """
-    batch, heads, nodes, width = query.shape
+    batch, _, nodes, width = query.shape
     shared = query.reshape(batch, key.shape[1], -1, nodes, width)
     scores = torch.einsum("bkgqd,bknd->bkgqn", shared, key) * scale
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
@@ -66,7 +68,7 @@ def masked(
     return torch.einsum("bkgqn,bknd->bkgqd", weights, value).reshape(query.shape)
 
 
-def blocks(
+def rectangles(
     query: Float[Tensor, "batch heads nodes width"],
     key: Float[Tensor, "batch kv nodes width"],
     value: Float[Tensor, "batch kv nodes width"],
@@ -76,14 +78,15 @@ def blocks(
     scale: float,
     window: int = 0,
 ) -> Float[Tensor, "batch heads nodes width"]:
-    """Attend block by block on CPU kernels that return and take the log-sum-exp; nothing is gathered or masked.
+    """Attend block by block on CPU kernels that return and take the log-sum-exp; nothing is gathered.
 
-    One operator over an integer table, so one compiled graph serves every forest of a size.
+    Only a window needs masks, one a tile. It is one operator over an integer table, so one compiled graph
+    serves every forest of a size.
 
     Args:
         query, key, value: heads of queries are a multiple of those of keys.
-        table: (causal, query start, stop, key start, stop) on the host, chains first and covering every node; rows of no
-            queries are padding.
+        table: (causal, query start, stop, key start, stop) on the host, chains first and covering every node;
+            rows of no queries are padding.
         depths: position of each node in its sequences; read only under a window.
         scale: factor of the products.
         window: how many tokens back a query sees, itself among them; 0: all.
@@ -99,7 +102,7 @@ def _blocks(
     out = torch.empty_like(query)
     lse = query.new_empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
     for causal, q, k, mask in _walk(table, depths, window, query.dtype):
-        part, part_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001
+        part, part_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query[:, :, q], key[:, :, k], value[:, :, k], 0.0, causal, attn_mask=mask, scale=scale
         )
         if k.stop == q.stop:
@@ -129,7 +132,7 @@ def _blocks_backward(
     """Run each block's backward with the merged output and log-sum-exp: the parts then add up."""
     d_query, d_key, d_value = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
     for causal, q, k, mask in _walk(table, depths, window, query.dtype):
-        parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(  # noqa: SLF001
+        parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad[:, :, q],
             query[:, :, q],
             key[:, :, k],
@@ -155,29 +158,28 @@ def _(
 
 
 @_blocks_backward.register_fake
-def _(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     query, key, value, table, depths, scale, window = inputs
     ctx.save_for_backward(query, key, value, *output, table, depths)
     ctx.numbers = (scale, window)
 
 
-def _pull_back(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+def _pull_back(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     return (*_blocks_backward(grad, *ctx.saved_tensors, *ctx.numbers), None, None, None, None)
 
 
 _blocks.register_autograd(_pull_back, setup_context=_remember)
 
 
-def _walk(table: Tensor, depths: Tensor, window: int, dtype: torch.dtype) -> Any:  # noqa: ANN401
+def _walk(table: Tensor, depths: Tensor, window: int, dtype: torch.dtype) -> Any:
     """Yield (causal, queries, keys, mask) of each block; under a window, of the tiles that it leaves.
 
-    A block's first tile of a chain covers its queries' own positions and is told from a rectangle by `k.stop == q.stop`.
+    A block's first tile of a chain covers its queries' own positions and is told from a rectangle by `k.stop
+    == q.stop`.
     """
     for causal, a, b, x, y in table.tolist():
         if a == b:
@@ -194,4 +196,9 @@ def _walk(table: Tensor, depths: Tensor, window: int, dtype: torch.dtype) -> Any
                 continue
             far = depths[q, None] - depths[None, k]
             hidden = (far < 0) | (far >= window) if causal else far >= window
-            yield False, q, k, torch.zeros(far.shape, dtype=dtype).masked_fill_(hidden, FAR * torch.finfo(dtype).max)
+            yield (
+                False,
+                q,
+                k,
+                torch.zeros(far.shape, dtype=dtype).masked_fill_(hidden, FAR * torch.finfo(dtype).max),
+            )

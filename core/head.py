@@ -1,7 +1,7 @@
-"""The output head: hidden states to what a loss reads of the distribution, the vocabulary never held for all edges.
+"""The output head: hidden states to what a loss reads, the vocabulary never held for all edges.
 
-Logits exist for one tile of edges at a time, in forward and, recomputed, in backward. Products run in the dtype of the
-model; log-sum-exp, ratios and sums in float32 or better.
+Logits exist for one tile of edges at a time, in forward and, recomputed, in backward. Products run in the
+dtype of the model; log-sum-exp, ratios and sums in float32 or better.
 
 Axes: edges (predictions that are trained), hidden, vocab.
 """
@@ -20,10 +20,10 @@ FIELDS = ("logprobs", "entropies", "log_sum_squares", "mean_logits", "top1")
 
 @record.record
 class Shape:
-    """How logits follow from the product with the weight: `softcap tanh(scale x / softcap) / temperature`.
+    """How logits follow from `x = hidden weight + bias`: `softcap tanh(scale x / softcap) / temperature`.
 
     Attributes:
-        scale: factor of the product.
+        scale: factor of the product, bias included.
         softcap: bound of the logits, 0 for none.
         temperature: what the capped logits are divided by.
     """
@@ -72,7 +72,7 @@ class _Score(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
+        ctx: Any,
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -90,15 +90,17 @@ class _Score(torch.autograd.Function):
                 outputs[name][tile] = values
         ctx.save_for_backward(hidden, weight, bias, targets, *(outputs[n] for n in ("lse", *names)))
         ctx.plan = (shape, names, rows)
+        ctx.set_materialize_grads(False)  # a field that only metrics read costs nothing in backward
         if "top1" in names:
             ctx.mark_non_differentiable(outputs["top1"])
         return tuple(outputs[n] for n in names)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, lse, *values = ctx.saved_tensors
         shape, names, rows = ctx.plan
-        grads = dict(zip(names, gradients, strict=True))
+        grads = {n: g for n, g in zip(names, gradients, strict=True) if g is not None}
+        grads.setdefault("logprobs", torch.zeros_like(lse))
         known = dict(zip(names, values, strict=True))
         want_hidden, want_weight, want_bias = ctx.needs_input_grad[:3]
         d_hidden = torch.empty_like(hidden) if want_hidden else None
@@ -109,13 +111,15 @@ class _Score(torch.autograd.Function):
             z = _logits(hidden[tile], weight, bias, shape)
             slope = _slope(z, shape)
             dz = _pull(z, targets[tile], lse[tile], _cut(grads, tile), _cut(known, tile))
-            dz = (dz if slope is None else dz * slope).to(hidden.dtype)
+            dz = (dz if slope is None else dz.mul_(slope)).to(hidden.dtype)
             if d_hidden is not None:
                 torch.mm(dz, weight, out=d_hidden[tile])
-            if d_weight is not None:
+            if d_weight is not None and d_weight.dtype == dz.dtype:
+                d_weight.addmm_(dz.T, hidden[tile])
+            elif d_weight is not None:
                 d_weight += dz.T @ hidden[tile]
             if d_bias is not None:
-                d_bias += dz.sum(0, dtype=lse.dtype) / shape.scale
+                d_bias += dz.sum(0, dtype=lse.dtype)
         return (
             d_hidden,
             None if d_weight is None else d_weight.to(weight.dtype),
@@ -127,22 +131,24 @@ class _Score(torch.autograd.Function):
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape) -> Tensor:
     """Return a tile of logits in float32 or better; the memory is the caller's to overwrite."""
     z = torch.nn.functional.linear(hidden, weight).to(torch.promote_types(hidden.dtype, torch.float32))
-    if shape.scale != 1.0:
-        z *= shape.scale
     if bias is not None:
         z += bias
+    if shape.scale != 1.0:
+        z *= shape.scale
     if shape.softcap:
-        z = (z / shape.softcap).tanh_() * shape.softcap
+        z /= shape.softcap
+        z = z.tanh_()
+        z *= shape.softcap
     if shape.temperature != 1.0:
         z /= shape.temperature
     return z
 
 
 def _slope(z: Tensor, shape: Shape) -> Tensor | float | None:
-    """Return the derivative of the logits by the product, None where it is 1."""
+    """Return the derivative of the logits by the product and bias, None where it is 1."""
     factor = shape.scale / shape.temperature
     if shape.softcap:
-        return (1.0 - (z * (shape.temperature / shape.softcap)).square()) * factor
+        return (z * (shape.temperature / shape.softcap)).square_().neg_().add_(1.0).mul_(factor)
     return None if factor == 1.0 else factor
 
 
@@ -150,34 +156,47 @@ def _measure(z: Tensor, targets: Tensor, names: tuple[str, ...]) -> dict[str, Te
     """Measure what was asked for on a tile of logits."""
     lse = z.logsumexp(-1)
     found = {"lse": lse, "logprobs": z.gather(-1, targets[:, None])[:, 0] - lse}
-    if "entropies" in names:
-        found["entropies"] = lse - ((z - lse[:, None]).exp_() * z).sum(-1)
-    if "log_sum_squares" in names:
-        found["log_sum_squares"] = (2.0 * z).logsumexp(-1) - 2.0 * lse
     if "mean_logits" in names:
         found["mean_logits"] = z.mean(-1)
     if "top1" in names:
         found["top1"] = (z.argmax(-1) == targets).to(z.dtype)
+    if "entropies" in names or "log_sum_squares" in names:
+        p = (z - lse[:, None]).exp_()
+        if "entropies" in names:
+            found["entropies"] = lse - _dot(p, z)
+        if "log_sum_squares" in names:
+            found["log_sum_squares"] = _dot(p, p).log()
     return found
 
 
 def _pull(
     z: Tensor, targets: Tensor, lse: Tensor, grads: dict[str, Tensor], known: dict[str, Tensor]
 ) -> Tensor:
-    """Return the gradient by a tile of logits; `z` is overwritten when nothing else needs it."""
-    extra: Tensor | float = 0.0
-    if "entropies" in grads:
-        log_p = z - lse[:, None]
-        extra = extra - grads["entropies"][:, None] * log_p.exp() * (log_p + known["entropies"][:, None])
-    if "log_sum_squares" in grads:
-        log_p = z - lse[:, None]
-        squares = (2.0 * log_p - known["log_sum_squares"][:, None]).exp_()
-        extra = extra + 2.0 * grads["log_sum_squares"][:, None] * (squares - log_p.exp_())
-    if "mean_logits" in grads:
-        extra = extra + grads["mean_logits"][:, None] / z.shape[-1]
+    """Return the gradient by a tile of logits, in the memory of `z`.
+
+    dz = g 1[target] - p (g + g_entropy (log p + entropy) + 2 g_squares (1 - p / sum p^2)) + g_mean / vocab
+    """
     step = grads["logprobs"][:, None]
-    dz = z.sub_(lse[:, None]).exp_().mul_(-step).scatter_add_(-1, targets[:, None], step)
-    return dz + extra if isinstance(extra, Tensor) else dz
+    dz = z.sub_(lse[:, None])
+    if "entropies" in grads or "log_sum_squares" in grads:
+        p = dz.exp()
+        if "entropies" in grads:
+            dz = dz.add_(known["entropies"][:, None]).mul_(grads["entropies"][:, None]).add_(step)
+        else:
+            dz = dz.zero_().add_(step)
+        if "log_sum_squares" in grads:
+            twice = 2.0 * grads["log_sum_squares"][:, None]
+            dz = dz.add_(twice).addcmul_(p, twice * (-known["log_sum_squares"][:, None]).exp(), value=-1.0)
+        dz = dz.mul_(p).neg_()
+    else:
+        dz = dz.exp_().mul_(-step)
+    dz = dz.scatter_add_(-1, targets[:, None], step)
+    return dz.add_(grads["mean_logits"][:, None] / z.shape[-1]) if "mean_logits" in grads else dz
+
+
+def _dot(left: Tensor, right: Tensor) -> Tensor:
+    """Return the products of rows with rows; a matrix product holds no tile between."""
+    return torch.bmm(left[:, None, :], right[:, :, None])[:, 0, 0]
 
 
 def _cut(fields: dict[str, Tensor], tile: slice) -> dict[str, Tensor]:

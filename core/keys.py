@@ -1,7 +1,7 @@
 """Counter-based randomness: a key is an integer, and every draw names what it is for.
 
-A key is derived, never advanced, so regrouping samples into other packs, stopping and resuming, or asking twice changes
-no draw.
+A key is derived, never advanced, so regrouping samples into other packs, stopping and resuming, or asking
+twice changes no draw.
 """
 
 import hashlib
@@ -29,5 +29,6 @@ def fold_in(parent: int, *data: int | str) -> int:
     Returns:
         A key in `[0, 2^63)`, spread uniformly (BLAKE2b).
     """
-    text = repr((parent, *data)).encode()
+    words = (d if isinstance(d, str) else int(d) for d in data)
+    text = repr((int(parent), *words)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") & MASK

@@ -1,7 +1,7 @@
 """What is logged about a step, in forms that add up.
 
 A metric over many packs, ranks and steps must be the same number as over all of them at once. So nothing here
-is an average until it is read: a mean is a sum and a weight, both merged by addition; an extreme is merged as one.
+is an average until it is read: a mean is a sum and a weight, both merged by addition.
 
 `loss` shows NaN as NaN. Every other metric is over its finite values, and `nonfinite/NAME` counts the rest.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from core import record
 
-Scalar: TypeAlias = Num[Tensor, ""] | float
+Scalar: TypeAlias = Num[Tensor, ""] | float | int
 
 NONFINITE = "nonfinite/"
 
@@ -26,7 +26,7 @@ class Mean:
 
     Attributes:
         total: sum of weight times value, in the metric's unit.
-        weight: sum of the weights: rows, tokens, steps. 0 means that nothing was seen, and the metric is left out.
+        weight: sum of the weights: rows, tokens, steps. 0: nothing was seen, and the metric is left out.
     """
 
     total: Scalar

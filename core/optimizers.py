@@ -1,8 +1,8 @@
 """Optimizers as pairs of pure functions over mappings of tensors.
 
-`init(params) -> state` and `update(grads, state, params, rate, donate) -> (params, state)`. With `donate` the memory of the
-old parameters and state is used for the new ones, as in JAX: the arguments must not be used again. Results are the same
-to the bit.
+`init(params) -> state` and `update(grads, state, params, rate, donate) -> (params, state)`. With `donate` the
+memory of the old parameters and state is used for the new ones, as in JAX: the arguments must not be used
+again. Results are the same to the bit.
 """
 
 from collections.abc import Callable, Mapping
@@ -60,7 +60,7 @@ class Optimizer:
 
 def global_norm(grads: Params) -> Float[Tensor, ""]:
     """Return the Euclidean norm of all gradients taken as one vector, in float32 or better."""
-    norms = torch._foreach_norm([_wide(g) for g in grads.values()])  # noqa: SLF001
+    norms = torch._foreach_norm([_wide(g) for g in grads.values()])
     return torch.linalg.vector_norm(torch.stack(list(norms)))
 
 
@@ -82,7 +82,7 @@ def clip_by_global_norm(update: Update, *, max_norm: float) -> Update:
         grads: Params, state: record.Any, params: Params, *, rate: float, donate: bool = False
     ) -> tuple[dict[str, Tensor], record.Any]:
         scale = (max_norm / (global_norm(grads) + 1e-6)).clamp(max=1.0)
-        scaled = torch._foreach_mul(list(grads.values()), scale)  # noqa: SLF001
+        scaled = torch._foreach_mul(list(grads.values()), scale)
         return update(dict(zip(grads, scaled, strict=True)), state, params, rate=rate, donate=donate)
 
     return clipped
@@ -97,7 +97,7 @@ def adamw(
     weight_decay: float = 0.0,
     max_norm: float = 0.0,
 ) -> Optimizer:
-    """Adam with decoupled weight decay; norms and biases, the parameters of fewer than two axes, do not decay.
+    """Adam with decoupled weight decay, which spares norms and biases: parameters of fewer than two axes.
 
         m <- b1 m + (1 - b1) g              v <- b2 v + (1 - b2) g^2
         p <- p (1 - rate decay) - rate (m / (1 - b1^k)) / (sqrt(v / (1 - b2^k)) + eps)
@@ -122,14 +122,16 @@ def adamw(
     def update(
         grads: Params, state: Moments, params: Params, *, rate: float, donate: bool = False
     ) -> tuple[dict[str, Tensor], Moments]:
-        new, moments = (dict(params), state) if donate else record.tree.map(torch.clone, (dict(params), state))
+        new, moments = (
+            (dict(params), state) if donate else record.tree.map(torch.clone, (dict(params), state))
+        )
         for decays in (True, False):
             names = [n for n in new if (new[n].ndim >= 2) == decays]
             if not names:
                 continue
             counts = [moments.count[n] for n in names]
-            torch._foreach_add_(counts, 1.0)  # noqa: SLF001
-            torch._fused_adamw_(  # noqa: SLF001
+            torch._foreach_add_(counts, 1.0)
+            torch._fused_adamw_(
                 [new[n] for n in names],
                 [grads[n].contiguous() for n in names],
                 [moments.first[n] for n in names],
@@ -163,7 +165,7 @@ def sgd(*, rate: Callable[[int], float], max_norm: float = 0.0) -> Optimizer:
         grads: Params, state: tuple[()], params: Params, *, rate: float, donate: bool = False
     ) -> tuple[dict[str, Tensor], tuple[()]]:
         new = params if donate else {n: p.clone() for n, p in params.items()}
-        torch._foreach_add_(list(new.values()), [grads[n] for n in new], alpha=-rate)  # noqa: SLF001
+        torch._foreach_add_(list(new.values()), [grads[n] for n in new], alpha=-rate)
         return dict(new), state
 
     return Optimizer(init=lambda params: (), update=clip_by_global_norm(update, max_norm=max_norm), rate=rate)

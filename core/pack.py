@@ -1,7 +1,7 @@
 """Pack, what runs through the model, and Batch, what a loss sees: the bridge from plans to tensors.
 
-Axes: nodes (tokens of the forest), edges (parent node to next token, where someone trains it), terms (trained tokens of
-each sample), samples, groups (prompts), pairs.
+Axes: nodes (tokens of the forest), edges (parent node to next token, where someone trains it), terms (trained
+tokens of each sample), samples, groups (prompts), pairs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ class Axis:
 
 @record.record
 class Totals:
-    """How much there is in the whole optimizer step, over all packs and ranks, counted before the first forward.
+    """How much there is in the whole optimizer step, over all packs and ranks, counted before it starts.
 
     Attributes:
         terms: trained tokens.
@@ -72,8 +72,8 @@ class Totals:
 class Batch:
     """A flat table with one row for each trained token of each sample.
 
-    `batch.NAME` gives a column at the rows: a column of `terms` as it is, one of `samples` or `groups` spread over
-    their rows. `batch.samples.NAME` gives it on its own axis.
+    `batch.NAME` gives a column at the rows: a column of `terms` as it is, one of `samples` or `groups` spread
+    over their rows. `batch.samples.NAME` gives it on its own axis.
 
     Attributes:
         terms: the rows; `terms.sample` is the sample each belongs to.
@@ -91,7 +91,9 @@ class Batch:
 
     def __getattr__(self, name: str) -> Tensor:
         """Return a column at the rows."""
-        terms, samples, groups = (object.__getattribute__(self, axis) for axis in ("terms", "samples", "groups"))
+        terms, samples, groups = (
+            object.__getattribute__(self, axis) for axis in ("terms", "samples", "groups")
+        )
         if name in terms.columns:
             return terms.columns[name]
         if name in samples.columns:
@@ -108,7 +110,8 @@ class Pack:
     Attributes:
         tokens: token id of each node.
         depths: position of each node in its sequences.
-        ends: one past the last descendant: node j is an ancestor of i, or i itself, exactly when `j <= i < ends[j]`.
+        ends: one past the last descendant: node j is an ancestor of i, or i itself, exactly when `j <= i <
+            ends[j]`.
         table: attention as blocks, on the host, `[blocks, 5]`: (causal, query start, stop, key start, stop).
         edge_nodes: the node that predicts, in ascending order.
         edge_tokens: the token that it predicts.
@@ -229,10 +232,10 @@ def _batch(
     owner = np.repeat(np.arange(len(samples)), lengths)[trained]
     pairs = _pairs(samples)
 
-    def ints(values: Any) -> Tensor:  # noqa: ANN401
+    def ints(values: Any) -> Tensor:
         return torch.tensor(np.asarray(values, dtype=np.int64), device=device)
 
-    def floats(values: Any) -> Tensor:  # noqa: ANN401
+    def floats(values: Any) -> Tensor:
         return torch.tensor(np.asarray(values, dtype=np.float64), dtype=dtype, device=device)
 
     def term_column(name: str) -> Tensor:
@@ -285,7 +288,9 @@ def _keys(samples: Sequence[sample.Sample]) -> list[np.ndarray] | None:
 def _column(name: str, columns: Mapping[str, Tensor]) -> Tensor:
     """Return a column, or say which there are."""
     if name.startswith("__") or name not in columns:
-        raise AttributeError(f"the batch has no column {name!r}; it has {', '.join(sorted(columns)) or 'none'}.")
+        raise AttributeError(
+            f"the batch has no column {name!r}; it has {', '.join(sorted(columns)) or 'none'}."
+        )
     return columns[name]
 
 

@@ -1,8 +1,9 @@
 """Frozen records that are also pytrees.
 
-A record is an attrs class whose tensor fields are leaves and whose `static` fields are part of the tree's structure.
-Three consumers see the same tree: `core.record.tree` (optree under our namespace), `torch.func` (torch's own registry)
-and `torch.compile` (through the plain `__init__` written below: the one that attrs generates breaks a full graph).
+A record is an attrs class whose tensor fields are leaves and whose `static` fields are part of the tree's
+structure. Three consumers see the same tree: `core.record.tree` (optree under our namespace), `torch.func`
+(torch's own registry) and `torch.compile` (through the plain `__init__` written below: the one that attrs
+generates breaks a full graph).
 
 Only `tree` may be used on records: optree without the namespace silently sees one leaf.
 """
@@ -20,7 +21,7 @@ tree = optree.pytree.reexport(namespace=NAMESPACE, module="core.record.tree")
 Class = TypeVar("Class", bound=type)
 
 
-def static(*, default: Any = attrs.NOTHING) -> Any:  # noqa: ANN401
+def static(*, default: Any = attrs.NOTHING) -> Any:
     """Declare a hashable field that is structure, not data."""
     return attrs.field(default=default, metadata={"static": True})
 
@@ -29,7 +30,8 @@ def static(*, default: Any = attrs.NOTHING) -> Any:  # noqa: ANN401
 def record(cls: Class) -> Class:
     """Make `cls` a frozen, keyword-only attrs class without equality and register it as a pytree.
 
-    Rebuilding skips `__init__`: a transform may rebuild a record around placeholders that would fail its checks.
+    Rebuilding skips `__init__`: a transform may rebuild a record around placeholders that would fail its
+    checks.
     """
     made: Any = attrs.frozen(cls, kw_only=True, eq=False)
     made.__init__ = _plain_init(made)
@@ -37,17 +39,20 @@ def record(cls: Class) -> Class:
     leaves = tuple(f.name for f in fields if not f.metadata.get("static"))
     structure = tuple(f.name for f in fields if f.metadata.get("static"))
 
-    def flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:  # noqa: ANN401
+    def flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
         return [getattr(value, n) for n in leaves], tuple(getattr(value, n) for n in structure)
 
-    def build(children: Any, aux: Any) -> Any:  # noqa: ANN401
+    def build(children: Any, aux: Any) -> Any:
         value = object.__new__(made)
         for name, child in zip((*leaves, *structure), (*children, *aux), strict=True):
             object.__setattr__(value, name, child)
         return value
 
     optree.register_pytree_node(
-        made, lambda value: (*flatten(value), leaves), lambda aux, children: build(children, aux), namespace=NAMESPACE
+        made,
+        lambda value: (*flatten(value), leaves),
+        lambda aux, children: build(children, aux),
+        namespace=NAMESPACE,
     )
     torch_pytree.register_pytree_node(
         made, flatten, build, serialized_type_name=f"{made.__module__}.{made.__qualname__}"

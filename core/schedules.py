@@ -17,8 +17,8 @@ def constant(*, num_warmup: int = 0) -> Schedule:
 def linear(*, num_updates: int, num_warmup: int = 0) -> Schedule:
     """Rise over `num_warmup` updates, then fall in a line that reaches 0 after `num_updates`.
 
-        f(k) = k / warmup                                 for k < warmup
-        f(k) = (updates - k) / (updates - warmup)         afterwards, never below 0
+    f(k) = k / warmup                                 for k < warmup
+    f(k) = (updates - k) / (updates - warmup)         afterwards, never below 0
     """
     return lambda done: min(_rise(done, num_warmup), 1.0 - _passed(done, num_updates, num_warmup))
 

@@ -49,7 +49,7 @@ def init(
 def objective(
     algorithm: algorithms.Algorithm, batch: pack.Batch, carry: Mapping[str, float]
 ) -> Callable[[pack.Scores], tuple[Float[Tensor, ""], Metrics]]:
-    """Close the algorithm's loss over one batch: scores in, its part of the step's scalar and its metrics out."""
+    """Close the loss over one batch: scores in, its part of the step's scalar and its metrics out."""
 
     def loss(scores: pack.Scores) -> tuple[Float[Tensor, ""], Metrics]:
         values, watched = algorithm.loss(scores, batch, **carry)
@@ -70,8 +70,8 @@ def loss_and_grad(
 ) -> tuple[Float[Tensor, ""], Metrics, dict[str, Tensor]]:
     """Return the loss of a step, its metrics, and the gradient for every parameter.
 
-    Units are never split over packs and the reduction divides by the totals of the step, so the sum over packs is the
-    gradient of the whole step, whatever the packs.
+    Units are never split over packs and the reduction divides by the totals of the step, so the sum over
+    packs is the gradient of the whole step, whatever the packs.
 
     Args:
         model: scores packs and pulls gradients back.
@@ -154,7 +154,9 @@ def train_step(
         The state after the step and its metrics, `loss` and `grad_norm` among them: the norm before clipping.
     """
     key = keys.fold_in(state.key, "step", state.step)
-    value, means, grads = loss_and_grad(model, algorithm, state.params, packs, key, carry=state.carry, ranks=ranks)
+    value, means, grads = loss_and_grad(
+        model, algorithm, state.params, packs, key, carry=state.carry, ranks=ranks
+    )
     means = {**means, "loss": metrics.whole(value), "grad_norm": metrics.whole(optimizers.global_norm(grads))}
     new = update(optimizer, state, grads, donate=donate)
     if algorithm.next_carry is not None:
@@ -166,5 +168,5 @@ def _add(sums: dict[str, Tensor], more: dict[str, Tensor]) -> dict[str, Tensor]:
     """Add gradients into the sums, whose memory is ours."""
     if not sums:
         return more
-    torch._foreach_add_([sums[n] for n in sums], [more[n] for n in sums])  # noqa: SLF001
+    torch._foreach_add_([sums[n] for n in sums], [more[n] for n in sums])
     return sums

@@ -43,7 +43,7 @@ class Chat:
 
     @functools.cached_property
     def closer(self) -> str | None:
-        """The special token that closes an assistant turn, as the template prints it; None where there is none."""
+        """What the template closes an assistant turn with, a special token; None where it does not."""
         return _closer(self)
 
 
@@ -70,7 +70,10 @@ def bind(
     specials |= set(tokenizer.all_special_tokens)
     names = "|".join(re.escape(token) for token in sorted(specials, key=len, reverse=True) if token)
     return Chat(
-        tokenizer=tokenizer, template=template, settings=dict(settings or {}), special=re.compile(names or r"(?!)")
+        tokenizer=tokenizer,
+        template=template,
+        settings=dict(settings or {}),
+        special=re.compile(names or r"(?!)"),
     )
 
 
@@ -109,14 +112,16 @@ def render(
     return str(text)
 
 
-def stop_ids(tokenizer: transformers.PreTrainedTokenizerBase, *, chat_template: str | None = None) -> tuple[int, ...]:
-    """Return the ids that end a turn: the tokenizer's eos and what the chat template closes assistant turns with."""
-    ids = set() if tokenizer.eos_token_id is None else {int(tokenizer.eos_token_id)}
+def stop_ids(
+    tokenizer: transformers.PreTrainedTokenizerBase, *, chat_template: str | None = None
+) -> tuple[int, ...]:
+    """Return the ids that end a turn: the eos, and what the chat template closes assistant turns with."""
+    ids = {tokenizer.eos_token_id}
     if chat_template is not None or tokenizer.chat_template:
         closer = bind(tokenizer, chat_template=chat_template).closer
         if closer is not None:
-            ids.add(int(tokenizer.convert_tokens_to_ids(closer)))
-    return tuple(sorted(ids))
+            ids.add(tokenizer.convert_tokens_to_ids(closer))
+    return tuple(sorted(number for number in ids if isinstance(number, int)))
 
 
 def _text(chat_template: str) -> str:
@@ -125,7 +130,9 @@ def _text(chat_template: str) -> str:
         return chat_template
     path = pathlib.Path(chat_template)
     if not path.is_file():
-        raise mistake.Mistake(f"chat_template: there is no file {chat_template}; give a file's path or the Jinja text itself.")
+        raise mistake.Mistake(
+            f"chat_template: there is no file {chat_template}; give a file's path or the Jinja text itself."
+        )
     return path.read_text(encoding="utf-8")
 
 
@@ -133,8 +140,8 @@ def _own(tokenizer: transformers.PreTrainedTokenizerBase, tools: bool) -> str:
     """Return the template that a tokenizer carries."""
     if not tokenizer.chat_template:
         raise mistake.Mistake(
-            f"the rows are conversations and the tokenizer {tokenizer.name_or_path or 'given'} has no chat template; "
-            "give one with chat_template (a file or the Jinja text)."
+            f"the rows are conversations and the tokenizer {tokenizer.name_or_path or 'given'} has no chat "
+            "template; give one with chat_template (a file or the Jinja text)."
         )
     return tokenizer.get_chat_template(None, [{}] if tools else None)
 
@@ -142,8 +149,9 @@ def _own(tokenizer: transformers.PreTrainedTokenizerBase, tools: bool) -> str:
 def _mark(template: str) -> str | None:
     """Print OPEN and CLOSE inside the generation markers, with the white space control of each marker kept.
 
-    The library measures where a marker stands from the blocks printed so far, which is wrong inside a macro or a
-    captured block. Characters in the output cannot be wrong. The empty `if` keeps the newline that a tag swallows.
+    The library measures where a marker stands from the blocks printed so far, which is wrong inside a macro
+    or a captured block. Characters in the output cannot be wrong. The empty `if` keeps the newline that a tag
+    swallows.
     """
     found = []
 
@@ -159,7 +167,7 @@ def _mark(template: str) -> str | None:
 
 
 def _closer(chat: Chat) -> str | None:
-    """Find what a probing conversation is closed with: the first special token after the assistant's words."""
+    """Find what a probing conversation is closed with: the first special token after the answer."""
     probe = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": STAND_IN}]
     try:
         text = render(chat, probe)

@@ -269,7 +269,14 @@ def _check_plain(value: Any, where: str) -> None:
 def _write_tensors(folder: pathlib.Path, tensors: Mapping[str, Tensor]) -> None:
     """Write the tensors into as many files as it takes to hold few of them on the host at once."""
     for number, paths in enumerate(_shards(tensors), start=1):
-        host = {path: tensors[path].detach().contiguous().cpu() for path in paths}
+        host: dict[str, Tensor] = {}
+        storages: set[int] = set()
+        for path in paths:
+            tensor = tensors[path].detach().contiguous().cpu()
+            storage = tensor.untyped_storage().data_ptr()
+            # safetensors refuses two views of one memory; those that were the same tensor are aliases by now.
+            host[path] = tensor.clone() if storage in storages else tensor
+            storages.add(storage)
         safetensors.torch.save_file(host, folder / f"tensors-{number:05d}.safetensors")
 
 

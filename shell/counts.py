@@ -49,7 +49,7 @@ def merge(first: Counts, second: Counts) -> Counts:
 
 
 def notes(counts: Counts) -> tuple[str, ...]:
-    """Return one line for each thing that a person should hear about, none when all rows went through whole."""
+    """Return one line for each thing that a person should hear about; none when all went through."""
     lines = [f"{number} of {counts.read} rows dropped: {reason}" for reason, number in counts.dropped.items()]
     if counts.cut_tokens:
         lines.append(f"{counts.cut_tokens} tokens cut from {counts.cut_rows} rows longer than max_length")
@@ -57,9 +57,11 @@ def notes(counts: Counts) -> tuple[str, ...]:
         lines.append(f"{counts.split_rows} rows longer than max_length split into several samples")
     if counts.unclosed:
         lines.append(
-            f"{counts.unclosed} of {counts.used} rows end without a stop token: the model will not learn from them when "
-            "to stop. Close assistant turns in the chat template with a special token"
+            f"{counts.unclosed} of {counts.used} rows end without a stop token: the model will not learn "
+            "from them when to stop. Close assistant turns in the chat template with a special token"
         )
     if counts.tools_unseen:
-        lines.append(f"{counts.tools_unseen} of {counts.used} rows bring tools that the chat template does not print")
+        lines.append(
+            f"{counts.tools_unseen} of {counts.used} rows bring tools that the chat template does not print"
+        )
     return tuple(lines)

@@ -1,7 +1,7 @@
 """Keys of other people's files: those that run here, those that change nothing, and those with no equal.
 
-The keys are those of TRL 1.16's configurations and script arguments and of transformers 5's TrainingArguments, and a
-few older spellings that public recipes still carry. Every key of theirs is an option here or in exactly one table.
+They are the keys of TRL 1.16's configurations and script arguments, of transformers 5's TrainingArguments,
+and a few older spellings in public recipes. Each is an option here or stands in exactly one table.
 """
 
 import re
@@ -12,7 +12,7 @@ import attrs
 
 
 class Drop:
-    """Stands for a value that asks for what is done anyway."""
+    """A value that asks for what is done anyway."""
 
 
 @attrs.frozen
@@ -27,11 +27,11 @@ class Noted:
 class Run:
     """A key with the meaning of an option: its name here, and what turns its values into ours.
 
-    `change` raises ValueError with what was wanted where a value has no equal.
+    `change` raises ValueError with what was wanted where a value has no equal; None leaves values alone.
     """
 
     name: str
-    change: Callable[[Any], Any] = lambda value: value
+    change: Callable[[Any], Any] | None = None
 
 
 @attrs.frozen
@@ -40,6 +40,11 @@ class Refused:
 
     instead: str
     fine: tuple[Any, ...] = (None, False)
+
+
+def is_foreign(name: str) -> bool:
+    """Say whether an option has other values elsewhere."""
+    return name in _VALUES
 
 
 def foreign(name: str, value: Any) -> Any:
@@ -55,25 +60,15 @@ def foreign(name: str, value: Any) -> Any:
     return _VALUES[name](value) if name in _VALUES else value
 
 
-def _only(wanted: Mapping[Any, Any], instead: str) -> Callable[[Any], Any]:
-    """Make a change that takes listed values alone."""
+def _swap(wanted: Mapping[Any, Any], otherwise: str = "") -> Callable[[Any], Any]:
+    """Make a change of some values; the others stay as they are, or are refused with what was wanted."""
 
     def change(value: Any) -> Any:
         for known, ours in wanted.items():
             if value == known and isinstance(value, bool) == isinstance(known, bool):
                 return ours
-        raise ValueError(instead)
-
-    return change
-
-
-def _swap(wanted: Mapping[Any, Any]) -> Callable[[Any], Any]:
-    """Make a change of some values that leaves the others alone."""
-
-    def change(value: Any) -> Any:
-        for known, ours in wanted.items():
-            if value == known and isinstance(value, bool) == isinstance(known, bool):
-                return ours
+        if otherwise:
+            raise ValueError(otherwise)
         return value
 
     return change
@@ -92,7 +87,7 @@ def _trackers(value: Any) -> Any:
         return ()
     if isinstance(value, str) and not value.startswith("["):
         return tuple(part.strip() for part in value.split(","))
-    if isinstance(value, list | tuple) and "all" in value or value == "all":
+    if value == "all" or (isinstance(value, list | tuple) and "all" in value):
         raise ValueError("name the trackers that you want")
     return value
 
@@ -113,7 +108,9 @@ def _mixture(value: Any) -> Any:
     for entry in value:
         strange = [key for key in entry if key not in ours and key != "columns" and entry[key] is not None]
         if strange:
-            raise ValueError(f"{strange[0]} of an entry has no equal; dataset takes path, config, split, weight")
+            raise ValueError(
+                f"{strange[0]} of an entry has no equal; dataset takes path, config, split, weight"
+            )
         entries.append({ours[key]: kept for key, kept in entry.items() if key in ours and kept is not None})
     return entries
 
@@ -132,7 +129,9 @@ _ADAMW = "AdamW is the optimizer that is here: adamw_torch"
 # Values with which our own options stand in other people's files; YAML reads an unquoted `no` as false.
 _VALUES: Mapping[str, Callable[[Any], Any]] = {
     "attn_implementation": _kernel,
-    "dtype": _swap({None: "auto", "float": "float32", "fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}),
+    "dtype": _swap(
+        {None: "auto", "float": "float32", "fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}
+    ),
     "eval_strategy": _STRATEGY,
     "lr_scheduler_type": _reduced,
     "loss_type": _swap({"chunked_nll": "nll"}),
@@ -148,7 +147,9 @@ _VALUES: Mapping[str, Callable[[Any], Any]] = {
 RUN: Mapping[str, Run] = {
     "activation_checkpointing": Run("gradient_checkpointing", _swap({None: False})),
     "bf16": Run("bf16"),
-    "cache_implementation": Run("engine", _only({None: Drop, "static": Drop}, "static is the cache that is here")),
+    "cache_implementation": Run(
+        "engine", _swap({None: Drop, "static": Drop}, "static is the cache that is here")
+    ),
     "chat_template_path": Run("chat_template", _template),
     "dataset_name": Run("dataset"),
     "dataset_streaming": Run("streaming"),
@@ -157,12 +158,16 @@ RUN: Mapping[str, Run] = {
     "datasets": Run("dataset", _mixture),
     "evaluation_strategy": Run("eval_strategy", _STRATEGY),
     "gradient_accumulation_steps": Run("gradient_accumulation_steps"),
-    "logging_strategy": Run("logging_steps", _only({"steps": Drop}, "steps was wanted, with logging_steps")),
+    "logging_strategy": Run("logging_steps", _swap({"steps": Drop}, "steps was wanted, with logging_steps")),
     "max_seq_length": Run("max_length"),
-    "max_tool_calling_iterations": Run("tools", _only({None: Drop}, "nothing was wanted: tools are not built yet")),
+    "max_tool_calling_iterations": Run(
+        "tools", _swap({None: Drop}, "nothing was wanted: tools are not built yet")
+    ),
     "model_name_or_path": Run("model"),
     "model_revision": Run("revision"),
-    "optim": Run("optim", _only(dict.fromkeys((None, "adamw_torch", "adamw_torch_fused", "adamw"), Drop), _ADAMW)),
+    "optim": Run(
+        "optim", _swap(dict.fromkeys((None, "adamw_torch", "adamw_torch_fused", "adamw"), Drop), _ADAMW)
+    ),
     "per_device_train_batch_size": Run("per_device_train_batch_size"),
     "reward_model_name_or_path": Run("reward_funcs"),
     "teacher_model_name_or_path": Run("teacher_model"),
@@ -170,12 +175,12 @@ RUN: Mapping[str, Run] = {
     "torch_compile": Run("compile"),
     "torch_dtype": Run("dtype", _VALUES["dtype"]),
     "train_sampling_strategy": Run(
-        "shuffle_dataset", _only({"random": True, "sequential": False}, "random or sequential was wanted")
+        "shuffle_dataset", _swap({"random": True, "sequential": False}, "random or sequential was wanted")
     ),
     "truncation_mode": Run("truncation"),
-    "use_cpu": Run("device", _only({True: "cpu", False: Drop}, "true or false was wanted")),
-    "use_vllm": Run("engine", _only({True: "vllm", False: Drop}, "true or false was wanted")),
-    "vllm_mode": Run("engine", _only({"server": Drop}, _BUILT_IN)),
+    "use_cpu": Run("device", _swap({True: "cpu", False: Drop}, "true or false was wanted")),
+    "use_vllm": Run("engine", _swap({True: "vllm", False: Drop}, "true or false was wanted")),
+    "vllm_mode": Run("engine", _swap({"server": Drop}, _BUILT_IN)),
     "vllm_server_base_url": Run("engine_url"),
 }
 
@@ -215,6 +220,7 @@ HARMLESS: Mapping[str, str] = {
     "eval_packing": "evaluation is packed as training is, to the same result",
     "eval_use_gather_object": _METRICS,
     "full_determinism": "runs are deterministic anyway",
+    "activation_checkpointing_kwargs": "gradient_checkpointing has one exact form",
     "gradient_checkpointing_kwargs": "gradient_checkpointing has one exact form",
     "hub_always_push": _PUSH,
     "hub_model_id": _PUSH,
@@ -282,7 +288,9 @@ REFUSED: Mapping[str, Refused] = {
     "accelerator_config": Refused("batch_size and shuffle_dataset say it", (None,)),
     "activation_offloading": Refused("use gradient_checkpointing: true"),
     "auto_find_batch_size": Refused("token_budget is planned so that it fits"),
-    "average_tokens_across_devices": Refused("losses are always means over all devices' tokens", (None, True)),
+    "average_tokens_across_devices": Refused(
+        "losses are always means over all devices' tokens", (None, True)
+    ),
     "bnb_4bit_quant_storage": Refused(_QUANTISED, (None,)),
     "bnb_4bit_quant_type": Refused(_QUANTISED, (None, "nf4")),
     "cast_lm_head_to_fp32": Refused("log-probabilities are always summed in float32"),
@@ -321,7 +329,9 @@ REFUSED: Mapping[str, Refused] = {
     "lora_modules_to_save": Refused(_LORA, (None,)),
     "lora_target_parameters": Refused(_LORA, (None,)),
     "model_init_kwargs": Refused(_MODEL, (None, {})),
-    "multi_objective_aggregation": Refused("rewards are summed by reward_weights", (None, "sum_then_normalize")),
+    "multi_objective_aggregation": Refused(
+        "rewards are summed by reward_weights", (None, "sum_then_normalize")
+    ),
     "neftune_noise_alpha": Refused("leave it out: embeddings get no noise", (None, 0)),
     "num_generations_eval": Refused("use num_generations", (None,)),
     "off_policy_mask_threshold": Refused("use max_staleness", (None,)),
@@ -330,12 +340,15 @@ REFUSED: Mapping[str, Refused] = {
     "packing_strategy": Refused("packing: tree neither cuts, drops nor splits a row", (None, "bfd")),
     "parallelism_config": Refused(_SHARDING, (None,)),
     "repetition_penalty": Refused(_SAMPLING, (None, 1.0)),
-    "resume_from_checkpoint": Refused("the same output_dir continues; init_from starts from weights", (None, True)),
+    "resume_from_checkpoint": Refused(
+        "the same output_dir continues; init_from starts from weights", (None, True)
+    ),
     "reward_clip_range": Refused("clip inside the reward function", (None,)),
     "router_aux_loss_coef": Refused(_MOE, (None, 0)),
     "save_only_model": Refused("checkpoints hold the whole state; OUTPUT_DIR/model holds the weights alone"),
     "teacher_model_init_kwargs": Refused("the teacher is loaded as the model is", (None, {})),
     "teacher_model_revision": Refused("name a folder as teacher_model", (None,)),
+    "test_split_size": Refused("use eval_dataset, or a split as eval_split", (None,)),
     "tf32": Refused("set the precision of matrix products in the environment"),
     "transformers_continuous_batching_config": Refused(_PAGED, (None,)),
     "use_adaptive_entropy": Refused(_ENTROPY),

@@ -23,11 +23,16 @@ def hold(folder: pathlib.Path | str) -> Iterator[None]:
         folder: created if missing.
 
     Raises:
-        mistake.Mistake: another process holds the folder.
+        mistake.Mistake: another process holds the folder, or it cannot be written.
     """
     root = pathlib.Path(folder)
-    root.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(root / NAME, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(root / NAME, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise mistake.Mistake(
+            f"output_dir {root} cannot be written ({error.strerror}); choose another output_dir"
+        ) from error
     try:
         _take(descriptor, root)
         _held.add(descriptor)

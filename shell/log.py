@@ -1,17 +1,17 @@
 """What a run leaves to read: metrics.jsonl, run.json, trackers.
 
-`metrics.jsonl` holds one JSON object a logged step, in the order of steps, no step twice. A number that is not finite
-is written `NaN`, `Infinity` or `-Infinity`, as Python's json, pandas, pyarrow and jq read them: a NaN loss is seen as
-one, not as a gap.
+`metrics.jsonl` holds one JSON object a logged step, in the order of steps, no step twice. A number that is
+not finite is written `NaN`, `Infinity` or `-Infinity`, as Python's json, pandas and pyarrow read them: a NaN
+loss is seen as one, not as a gap.
 """
 
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from shell import files, progress, trackers
+from shell import files, mistake, progress, trackers
 
 METRICS = "metrics.jsonl"
 RUN = "run.json"
@@ -67,13 +67,8 @@ class Journal:
             return
         again = self._last.get("step") == step
         self._start = self._start if again else self._end
-        self._last = (self._last if again else {"step": step}) | dict(values)
-        line = _line(self._last).encode()
-        # One write of the whole line, over the shorter one if the step had one: a kill leaves the old or the new.
-        self._file.seek(self._start)
-        self._file.write(line)
-        self._file.truncate()
-        self._end = self._start + len(line)
+        self._last = {**(self._last if again else {"step": step}), **values, "step": step}
+        self._put(_line(self._last).encode())
         self._track(step, values)
 
     def run(self, facts: Mapping[str, Any]) -> None:
@@ -85,7 +80,57 @@ class Journal:
     def close(self) -> None:
         """Finish the trackers, the bar and the file."""
         self.display.close()
-        for tracker in self._trackers:
+        for tracker in list(self._trackers):
             self._spare(tracker, tracker.finish)
         if self._writes:
             self._file.close()
+
+    def _put(self, line: bytes) -> None:
+        """Write the whole line at once, over the one its step had: a kill leaves the old one or the new."""
+        left = memoryview(line)
+        try:
+            self._file.seek(self._start)
+            while left:
+                left = left[self._file.write(left) :]
+            self._end = self._file.tell()
+            self._file.truncate()
+        except OSError as error:
+            raise mistake.Mistake(
+                f"{self._folder / METRICS} could not be written: {error.strerror}; "
+                "make room there and run the same command again"
+            ) from error
+
+    def _track(self, step: int, values: Mapping[str, float]) -> None:
+        """Send metrics to the trackers."""
+        for tracker in list(self._trackers):
+            self._spare(tracker, lambda each=tracker: each.log(trackers.renamed(values), step=step))
+
+    def _spare(self, tracker: trackers.Tracker, action: Callable[[], None]) -> None:
+        """Act on a tracker; one that fails is told of and left, for a run is worth more than its page."""
+        try:
+            action()
+        except Exception as error:
+            self._trackers.remove(tracker)
+            self.display.note(f"{tracker.name} failed and is no longer reported to: {error}")
+
+
+def read(path: pathlib.Path | str) -> list[dict[str, Any]]:
+    """Return the lines of a metrics.jsonl."""
+    return [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
+
+
+def _until(path: pathlib.Path, step: int, display: progress.Display) -> Iterator[dict[str, Any]]:
+    """Read the lines up to a step; what cannot be read (cut by a kill) is dropped and told."""
+    text = path.read_text(errors="replace") if path.exists() else ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            found = json.loads(line)
+            if found["step"] <= step:
+                yield found
+        except (ValueError, TypeError, KeyError):
+            display.note(f"line {number} of {path} is not a logged step and was dropped")
+
+
+def _line(values: Mapping[str, Any]) -> str:
+    """Return a line of metrics.jsonl; numbers of arrays and tensors become floats."""
+    return json.dumps(dict(values), default=float) + "\n"

@@ -19,10 +19,11 @@ ALGORITHMS = {
     "rloo": False,
     "distill": False,
 }
-# Stands for any `module:name`: such an algorithm brings its loss and numbers, and reads options of data and rollouts.
+# Any `module:name`: such an algorithm brings its loss and numbers, and reads options of data and rollouts.
 OWN = "own"
 
-Rows = tuple[str | dict[str, Any], ...] | str | None
+# An entry that is a mapping has a path and may have a weight, a config and a split.
+Rows = tuple[str | dict[str, str | float | None], ...] | str | None
 
 
 @attrs.frozen(kw_only=True)
@@ -137,8 +138,8 @@ class Options:
     )
     shuffle_dataset: bool = _data(True, "draw rows in a new order each epoch", differs={"kto": False})
 
-    output_dir: str | None = _run(
-        None, "where everything is written; the same folder again continues", result=False
+    output_dir: str = _run(
+        "out", "where everything is written; the same folder again continues", result=False
     )
     max_steps: int | None = _run(
         None, "optimizer steps; set, it wins over num_train_epochs", low=1, result=False
@@ -155,7 +156,7 @@ class Options:
     save_strategy: Literal["no", "steps", "epoch"] = _run(
         "steps", "when to save; the end always is", result=False
     )
-    save_steps: int | float = _run(
+    save_steps: int | float | None = _run(
         500, "steps between saves; below 1 a part of the run", above=0, result=False
     )
     save_total_limit: int | None = _run(None, "most checkpoints kept", low=1, result=False)
@@ -329,6 +330,11 @@ class Options:
 
 
 FIELDS: dict[str, "attrs.Attribute[Any]"] = {field.name: field for field in attrs.fields(Options)}
+
+
+def names() -> str:
+    """List the algorithms."""
+    return ", ".join(ALGORITHMS)
 
 
 def about(name: str) -> About:

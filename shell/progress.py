@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, plain lines elsewhere; all of it on standard error."""
+"""What a person sees of a run, on standard error: a bar on a terminal, plain lines elsewhere."""
 
 import os
 import sys
@@ -81,8 +81,9 @@ class Display:
         self._first = self._first or (step, now)
         parts = [*_brief(values or {}), *self._left(step, now)]
         if self._bar is not None:
-            fields = {"shown": "  ".join(parts)} if values else {}
-            self._bar.update(self._task, completed=step, **fields)
+            self._bar.update(self._task, completed=step)
+            if values:
+                self._bar.update(self._task, shown="  ".join(parts))
         elif values:
             of = "" if self._total is None else f"/{self._total}"
             self._print("  ".join([f"step {step}{of}", *parts]))

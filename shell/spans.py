@@ -1,17 +1,18 @@
-"""Which characters of a printed conversation the model is to write: each assistant turn, and where a prompt ends.
+"""Which characters of a printed conversation the model is to write: assistant turns, and all after a prompt.
 
-A conversation is printed once, whole. Turns are then found inside that one text, never printed alone: many templates
-print a turn differently at the end of a conversation than in its middle. Two proofs are known, tried in this order:
+A conversation is printed once, whole. Turns are then found inside that one text, never printed alone: many
+templates print a turn differently at the end of a conversation than in its middle. Two proofs are known,
+tried in this order:
 
 1. the template's own generation markers;
-2. prefixes: when printing the first n messages (with the generation prompt) gives a prefix of the whole, the turn
-   begins right after it. Where history is printed differently, the message is exchanged for a stand-in and the two
+2. prefixes: when printing the first n messages (with the generation prompt) gives a prefix of the whole, the
+   turn begins right after it. Where history is printed differently, the message is exchanged for a stand-in
+   and the two
    prints are compared: what differs is the message's.
 
 A row for which neither holds is refused, never guessed.
 """
 
-import os
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -66,23 +67,33 @@ def turn_start(
         if prompt is not None and text.startswith(prompt):
             return len(prompt)
         before = _try(chat, messages[:turn], tools)
-        if prompt is not None and before is not None and text.startswith(before):
-            # The generation prompt opens more than this turn was printed with (a block of thoughts): take what they share.
-            return _whole_tokens(chat, _common(prompt, text), prompt, text)
+        if (
+            prompt is not None
+            and before is not None
+            and prompt.startswith(before)
+            and text.startswith(before)
+        ):
+            # The generation prompt opens more than this turn was printed with (a block of thoughts): take
+            # what they share.
+            shared = _whole_tokens(chat, _common(prompt, text), prompt, text)
+            if shared > len(before):
+                return shared
     header = _header(chat, messages, tools, max(turn, 1))
     begin, _ = _differing(chat, messages, tools, text, turn)
     found = text.rfind(header, 0, begin) if header else -1
     floor = _differing(chat, messages, tools, text, turn - 1)[1] if turn else 0
     if found < floor:
-        raise mistake.Mistake(f"cannot prove where message {turn} begins in the print of the conversation; {_ADVICE}.")
+        raise mistake.Mistake(
+            f"cannot prove where message {turn} begins in the print of the conversation; {_ADVICE}."
+        )
     return found + len(header)
 
 
 def token_mask(offsets: np.ndarray, spans: Sequence[Span], length: int) -> np.ndarray:
     """Return True for each token that holds a character of a span, bool `[tokens]`.
 
-    Tokens that share one character (its bytes) have the same offsets, so characters are never taken in part. A token
-    without characters of its own counts as the character that it stands at.
+    Tokens that share one character (its bytes) have the same offsets, so characters are never taken in part.
+    A token without characters of its own counts as the character that it stands at.
 
     Args:
         offsets: first character and one past the last of each token, `[tokens, 2]`.
@@ -105,8 +116,8 @@ def _marked_spans(
     marked = chats.render(chat, messages, tools, template=chat.marked)
     if marked.replace(chats.OPEN, "").replace(chats.CLOSE, "") != text:
         raise mistake.Mistake(
-            "the generation markers of the chat template change what it prints (it edits the text between them), "
-            "so the assistant's tokens cannot be found; print that text directly between the markers."
+            "the chat template edits the text between its generation markers, so the assistant's tokens "
+            "cannot be found; print that text as it is between the markers."
         )
     spans, position, opened = [], 0, 0
     for piece in re.split(f"([{chats.OPEN}{chats.CLOSE}])", marked):
@@ -140,7 +151,9 @@ def _turn_stop(
     limit, _ = _differing(chat, messages, tools, text, turn + 1)
     found = text.find(chat.closer, end, limit) if chat.closer is not None else -1
     if found < 0 or (through is not None and not through.rstrip().endswith(str(chat.closer))):
-        raise mistake.Mistake(f"cannot prove where message {turn} ends in the print of the conversation; {_ADVICE}.")
+        raise mistake.Mistake(
+            f"cannot prove where message {turn} ends in the print of the conversation; {_ADVICE}."
+        )
     return found + len(str(chat.closer))
 
 
@@ -151,12 +164,17 @@ def _without_trail(chat: chats.Chat, text: str, start: int, stop: int) -> int:
     return trimmed if closing and closing[-1] == trimmed else stop
 
 
-def _header(chat: chats.Chat, messages: Sequence[chats.Message], tools: Sequence[Any] | None, turn: int) -> str:
+def _header(
+    chat: chats.Chat, messages: Sequence[chats.Message], tools: Sequence[Any] | None, turn: int
+) -> str:
     """Return what an assistant turn is opened with: the generation prompt alone."""
     before = _try(chat, messages[:turn], tools)
     prompt = _try(chat, messages[:turn], tools, generation_prompt=True)
     if before is None or prompt is None or not prompt.startswith(before):
         return ""
+    through = _try(chat, messages[: turn + 1], tools)
+    if through is not None and through.startswith(before):
+        prompt = prompt[: _whole_tokens(chat, _common(prompt, through), prompt, through)]
     return prompt[len(before) :]
 
 
@@ -203,12 +221,21 @@ def _try(
 
 def _common(first: str, second: str) -> int:
     """Return the length of the longest common prefix."""
-    return len(os.path.commonprefix([first, second]))
+    length = min(len(first), len(second))
+    if first[:length] == second[:length]:
+        return length
+    low, high = 0, length
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if first[low:middle] == second[low:middle] else (low, middle)
+    return low
 
 
 def _whole_tokens(chat: chats.Chat, position: int, *texts: str) -> int:
     """Move a position that stands inside an added token of one of the texts to that token's beginning."""
-    added = sorted((token.content for token in chat.tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
+    added = sorted(
+        (token.content for token in chat.tokenizer.added_tokens_decoder.values()), key=len, reverse=True
+    )
     for text in texts:
         for token in added:
             first = text.find(token, max(position - len(token) + 1, 0), position + len(token) - 1)

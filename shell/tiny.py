@@ -1,4 +1,4 @@
-"""The tokenizer of the built-in `tiny` model: bytes, and the tokens of a chat. Made in place, nothing is downloaded."""
+"""The tokenizer of the built-in `tiny` model: bytes, and the tokens of a chat. Nothing is downloaded."""
 
 import tokenizers
 import transformers
@@ -8,7 +8,9 @@ PAD, OPEN, CLOSE = "<|pad|>", "<|im_start|>", "<|im_end|>"
 
 TEMPLATE = """\
 {%- if tools -%}
-{{- '<|im_start|>tools\\n' }}{% for tool in tools %}{{ tool | tojson + '\\n' }}{% endfor %}{{ '<|im_end|>\\n' }}
+{{- '<|im_start|>tools\\n' -}}
+{%- for tool in tools -%}{{- tool | tojson + '\\n' -}}{%- endfor -%}
+{{- '<|im_end|>\\n' -}}
 {%- endif -%}
 {%- for message in messages -%}
 {{- '<|im_start|>' + message['role'] + '\\n' -}}
@@ -38,8 +40,11 @@ def tokenizer() -> transformers.PreTrainedTokenizerFast:
     """
     vocabulary = {character: byte for byte, character in enumerate(_characters())}
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=False, trim_offsets=False, use_regex=False
+    )
     backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([PAD, OPEN, CLOSE])
     made = transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token=PAD,
@@ -56,7 +61,11 @@ def _characters() -> list[str]:
 
     Bytes that print stand for themselves; the others are numbered from 256 on.
     """
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    printable = {
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    }
     characters, spare = [], 256
     for byte in range(256):
         characters.append(chr(byte if byte in printable else spare))

@@ -23,6 +23,12 @@ DRAWS = re.compile(
 )
 # PyTorch hands `ctx` to both halves of a custom backward to be written to: it belongs to the call.
 REMEMBERS = "ctx"
+# What these return may be the same memory: `x.view(-1).add_(1)` writes to x, `x.clone().add_(1)` does not.
+VIEWS = {
+    "as_strided", "chunk", "contiguous", "detach", "diagonal", "double", "expand", "flatten", "float", "get",
+    "items", "movedim", "narrow", "numpy", "permute", "ravel", "reshape", "select", "split", "squeeze", "to",
+    "transpose", "unbind", "unflatten", "unfold", "unsqueeze", "values", "view", "view_as",
+}  # fmt: skip
 IN_PLACE = re.compile(r"[a-z]\w*[a-z0-9]_$")
 
 
@@ -48,16 +54,20 @@ def chain(node: ast.expr) -> str:
 
 
 def root(node: ast.expr) -> str:
-    """Return the name at the root of a chain of attributes, subscripts and method calls."""
+    """Return the name at the root of a chain of attributes, subscripts and methods that return views."""
     while not isinstance(node, ast.Name):
         if isinstance(node, ast.Attribute | ast.Subscript | ast.Starred):
             node = node.value
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            # A method may return a view: `rows.view(-1).add_(1)` writes to rows.
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _same(node.func.attr):
             node = node.func.value
         else:
             return ""
     return node.id
+
+
+def _same(method: str) -> bool:
+    """Whether what a method returns may share memory with what it was called on."""
+    return method in VIEWS or bool(IN_PLACE.match(method))
 
 
 def findings(source: str) -> list[Finding]:
@@ -72,12 +82,16 @@ def _walk(node: ast.AST, function: str, arguments: frozenset[str]) -> Iterator[F
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             name = getattr(child, "name", "lambda")
             inside = f"{function}.{name}" if function else name
-            mine = arguments | _parameters(child.args) | _aliases(child, arguments | _parameters(child.args))
+            mine = arguments | _parameters(child.args)
+            mine |= _aliases(child, mine)
         elif isinstance(child, ast.ClassDef):
             inside = f"{function}.{child.name}" if function else child.name
         for rule in _rules(child, mine, bool(function)):
             yield Finding(inside or "<module>", rule, child.lineno)
         yield from _walk(child, inside, mine)
+        # `rows = list(rows)` as a statement of the function's own: from here on the name is not the caller's.
+        if isinstance(node, ast.FunctionDef) and isinstance(child, ast.Assign) and not root(child.value):
+            arguments -= {target.id for target in child.targets if isinstance(target, ast.Name)}
 
 
 def _parameters(given: ast.arguments) -> frozenset[str]:
@@ -90,7 +104,7 @@ def _aliases(function: ast.AST, arguments: frozenset[str]) -> frozenset[str]:
     """Return names that are bound to a piece of an argument: `rows = batch.rows`."""
     found = set(arguments)
     for node in ast.walk(function):
-        if isinstance(node, ast.Assign) and chain(node.value) and root(node.value) in found:
+        if isinstance(node, ast.Assign) and root(node.value) in found:
             found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
     return frozenset(found - arguments)
 

@@ -9,21 +9,9 @@ CORE = sorted((paths.ROOT / "core").rglob("*.py"))
 # (file, function, rule) -> why it is right there. An entry that is no longer needed fails below.
 ALLOWED = {
     ("core/record.py", "_plain_init", "calls exec"): "writes the __init__ that one would type by hand",
-    (
-        "core/record.py",
-        "record",
-        "writes an attribute",
-    ): "gives the new class its __init__, before anyone sees it",
-    ("core/record.py", "record.build", "writes an attribute"): "fills a record that was made one line above",
-    (
-        "core/head.py",
-        "_pull",
-        "writes to an argument",
-    ): "overwrites a tile of logits that its one caller made for it",
-    ("core/plan/prefix_order.py", "_by_bytes", "method for its effect"): "grows the lists of its one caller",
-    ("core/plan/prefix_tree.py", "_Segments.add", "method for its effect"): "grows the builder's own table",
-    ("core/plan/prefix_tree.py", "_Segments.close", "method for its effect"): "grows the builder's own table",
-    ("core/plan/prefix_tree.py", "_Segments.close", "writes to an argument"): "grows the builder's own table",
+    ("core/record.py", "record", "writes an attribute"): "gives a class its __init__ before anyone sees it",
+    ("core/record.py", "record.build", "writes an attribute"): "fills a record made one line above",
+    ("core/head.py", "_pull", "writes to an argument"): "takes over a tile that its one caller made for it",
 }
 
 
@@ -75,6 +63,8 @@ def test_every_allowance_is_still_needed():
         "def f():\n    return torch.cuda.is_available()",
         "class A(torch.nn.Module):\n    pass",
         "def f(x):\n    del x[0]",
+        "def f(rows):\n    rows += [1]\n    rows = list(rows)\n    return rows",
+        "def f(rows):\n    rows = rows.view(-1)\n    rows[0] = 1\n    return rows",
     ],
 )
 def test_each_kind_of_impurity_is_found(source):
@@ -91,6 +81,8 @@ def test_each_kind_of_impurity_is_found(source):
         "def f(seed):\n    return np.random.default_rng(seed)",
         "def f(model, x):\n    return model.predict(x).sum()",
         "def forward(ctx, x):\n    ctx.save_for_backward(x)\n    ctx.size = 1\n    return x + 1",
+        "def f(rows):\n    rows = list(rows)\n    rows += [1]\n    return rows",
+        "def f(x):\n    return x.clone().requires_grad_()",
         "import math\nimport torch",
     ],
 )

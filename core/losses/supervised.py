@@ -33,7 +33,8 @@ def dft(scores: pack.Scores, batch: pack.Batch) -> tuple[Float[Tensor, " terms"]
 
         loss = -detach(exp(logprobs)) logprobs
 
-    Dynamic fine-tuning, Wu et al. 2025 (arXiv:2508.05629), eq. 9: rare tokens no longer dominate the gradient.
+    Dynamic fine-tuning, Wu et al. 2025 (arXiv:2508.05629), eq. 9: rare tokens no longer dominate the
+    gradient.
 
     Args:
         scores: `logprobs` (nats); `entropies` (nats) and `top1` for the metrics.

@@ -1,11 +1,14 @@
-"""Sequences in lexicographic order, and how many leading tokens neighbors share: what trees and packs are planned from."""
+"""Sequences in lexicographic order, and how many leading tokens neighbors share: plans start here."""
 
+import itertools
 from collections.abc import Sequence
 
 import attrs
 import numpy as np
+from jaxtyping import Int64, Integer
 
-# Words of one vector comparison: long enough that a call's overhead does not show, short enough to stop early.
+# Words of one vector comparison: long enough that a call's overhead does not show, short enough to stop
+# early.
 STRIDE = 8192
 # Rows of fewer words on average are cheaper to copy and sort whole than to compare with a pivot first.
 SHORT = 256
@@ -17,17 +20,21 @@ class PrefixOrder:
 
     Attributes:
         order: index of the sequence at each place, int64 `[sequences]`.
-        shared: leading tokens that the sequence at each place shares with the one before it, int64 `[sequences]`; 0 at
-            place 0.
+        shared: leading tokens that the sequence at each place shares with the one before it, int64
+            `[sequences]`; 0 at place 0.
         lengths: tokens of the sequence at each place, int64 `[sequences]`.
     """
 
-    order: np.ndarray
-    shared: np.ndarray
-    lengths: np.ndarray
+    order: Int64[np.ndarray, " sequences"]
+    shared: Int64[np.ndarray, " sequences"]
+    lengths: Int64[np.ndarray, " sequences"]
 
 
-def sort(sequences: Sequence[np.ndarray], *, keys: Sequence[np.ndarray | None] | None = None) -> PrefixOrder:
+def sort(
+    sequences: Sequence[Integer[np.ndarray, " _"]],
+    *,
+    keys: Sequence[Integer[np.ndarray, " _"] | None] | None = None,
+) -> PrefixOrder:
     """Sort sequences so that those with a long common prefix adjoin.
 
     Token ids compare as unsigned numbers; where keys are given, a token and its key compare together.
@@ -47,7 +54,9 @@ def sort(sequences: Sequence[np.ndarray], *, keys: Sequence[np.ndarray | None] |
     )
 
 
-def words(sequences: Sequence[np.ndarray], keys: Sequence[np.ndarray | None] | None) -> tuple[list[np.ndarray], int]:
+def words(
+    sequences: Sequence[np.ndarray], keys: Sequence[np.ndarray | None] | None
+) -> tuple[list[np.ndarray], int]:
     """Return what is compared, one int64 row a sequence, and how many words of it make up a token.
 
     Raises:
@@ -60,7 +69,9 @@ def words(sequences: Sequence[np.ndarray], keys: Sequence[np.ndarray | None] | N
     if keys is None or all(key is None for key in keys):
         return rows, 1
     if len(keys) != len(rows):
-        raise ValueError(f"{len(keys)} keys came with {len(rows)} sequences; one a sequence is wanted (None for none).")
+        raise ValueError(
+            f"{len(keys)} keys came with {len(rows)} sequences; one a sequence is wanted (None for none)."
+        )
     pairs = []
     for i, (row, key) in enumerate(zip(rows, keys, strict=True)):
         pair = np.zeros((len(row), 2), np.int64)
@@ -76,9 +87,10 @@ def words(sequences: Sequence[np.ndarray], keys: Sequence[np.ndarray | None] | N
 def places(rows: Sequence[np.ndarray]) -> tuple[list[int], list[int]]:
     """Return the rows' order and the words that each shares with the one before it.
 
-    A group of rows is compared with its longest one, each word once: where a row leaves the longest gives its place, and
-    rows that leave together form the next group. A group that this hardly divided, or whose rows are short, is sorted by
-    bytes, so no row is compared with more than log2(rows) pivots however the rows branch.
+    A group of rows is compared with its longest one, each word once: where a row leaves the longest gives
+    its place, and rows that leave together form the next group. A group that this hardly divided, or whose
+    rows are short, is sorted by bytes, so no row is compared with more than log2(rows) pivots however the
+    rows branch.
     """
     order: list[int] = []
     shared: list[int] = []
@@ -88,10 +100,14 @@ def places(rows: Sequence[np.ndarray]) -> tuple[list[int], list[int]]:
         if len(members) == 1:
             order.append(members[0])
             shared.append(first)
-        elif divisible and sum([len(rows[i]) for i in members]) - common * len(members) >= SHORT * len(members):
+        elif divisible and sum([len(rows[i]) for i in members]) - common * len(members) >= SHORT * len(
+            members
+        ):
             groups.extend(reversed(_by_pivot(rows, members, common, first)))
         else:
-            _by_bytes(rows, members, common, first, order, shared)
+            ordered, alike = _by_bytes(rows, members, common)
+            order.extend(ordered)
+            shared.extend([first, *alike])
     return order, shared
 
 
@@ -121,19 +137,15 @@ def _by_pivot(
     return groups
 
 
-def _by_bytes(
-    rows: Sequence[np.ndarray], members: list[int], common: int, first: int, order: list[int], shared: list[int]
-) -> None:
-    """Append rows sorted by their big-endian bytes (bytes compare as memcmp does) to order and shared."""
+def _by_bytes(rows: Sequence[np.ndarray], members: list[int], common: int) -> tuple[list[int], list[int]]:
+    """Return rows in order of their big-endian bytes (memcmp), and what neighbors share."""
     tails = {i: rows[i][common:].astype(">i8").tobytes() for i in members}
-    members = sorted(members, key=tails.__getitem__)
-    order.extend(members)
-    shared.append(first)
-    for i, j in zip(members[:-1], members[1:], strict=True):
-        shared.append(common_prefix(rows[i], rows[j], common, SHORT))
+    ordered = sorted(members, key=tails.__getitem__)
+    pairs = itertools.pairwise(ordered)
+    return ordered, [common_prefix(rows[i], rows[j], common, SHORT) for i, j in pairs]
 
 
-def common_prefix(one: np.ndarray, two: np.ndarray, start: int, stride: int) -> int:
+def common_prefix(one: Int64[np.ndarray, " _"], two: Int64[np.ndarray, " _"], start: int, stride: int) -> int:
     """Return how many leading words two rows share, given that the first `start` are equal."""
     stop = min(len(one), len(two))
     while start < stop:

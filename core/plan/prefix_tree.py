@@ -1,9 +1,10 @@
-"""Sequences that share prefixes, merged into a forest in which each token stands once, laid out for attention."""
+"""Sequences that share prefixes, merged into a forest that holds each token once, laid out for attention."""
 
 from collections.abc import Sequence
 
 import attrs
 import numpy as np
+from jaxtyping import Int64, Integer
 
 from core.plan import prefix_order
 
@@ -12,39 +13,43 @@ from core.plan import prefix_order
 class PrefixTree:
     """A forest over tokens in preorder, the largest subtree first.
 
-    A *chain* follows the child with the most descendants from its top down to a leaf. The forest is laid out chain by
-    chain: a chain, then the subtrees that hang off it, those that leave deepest first. So a chain, and each subtree, is one
-    run of nodes; node j is an ancestor of i, or i itself, exactly when `j <= i < ends[j]`; and any root-to-node path
-    touches at most log2(nodes) + 1 chains.
+    A *chain* follows the child with the most descendants from its top down to a leaf. The forest is laid
+    out chain by chain: a chain, then the subtrees that hang off it, those that leave deepest first. So a
+    chain, and each subtree, is one run of nodes; node j is an ancestor of i, or i itself, exactly when `j
+    <= i < ends[j]`; and any root-to-node path touches at most log2(nodes) + 1 chains.
 
     Attributes:
         tokens: token id of each node, int64 `[nodes]`.
-        depths: number of ancestors of each node, int64 `[nodes]`: its position in every sequence that it is part of.
+        depths: number of ancestors of each node, int64 `[nodes]`: its position in every sequence that it is
+            part of.
         ends: one past the last descendant of each node, int64 `[nodes]`.
         parents: parent of each node, -1 at roots, int64 `[nodes]`.
         leaves: node of each sequence's last token, -1 for an empty sequence, int64 `[sequences]`.
         chains: start and stop of each chain, int64 `[chains, 2]`, in order, covering every node once.
-        rectangles: int64 `[rectangles, 4]`, query start and stop, key start and stop. All that nodes attend to is the
-            causal part of their own chain and these rectangles, each pair exactly once.
+        rectangles: int64 `[rectangles, 4]`, query start and stop, key start and stop. All that nodes attend
+            to is the causal part of their own chain and these rectangles, each pair exactly once.
     """
 
-    tokens: np.ndarray
-    depths: np.ndarray
-    ends: np.ndarray
-    parents: np.ndarray
-    leaves: np.ndarray
-    chains: np.ndarray
-    rectangles: np.ndarray
+    tokens: Int64[np.ndarray, " nodes"]
+    depths: Int64[np.ndarray, " nodes"]
+    ends: Int64[np.ndarray, " nodes"]
+    parents: Int64[np.ndarray, " nodes"]
+    leaves: Int64[np.ndarray, " sequences"]
+    chains: Int64[np.ndarray, "chains 2"]
+    rectangles: Int64[np.ndarray, "rectangles 4"]
 
 
 def build(
-    sequences: Sequence[np.ndarray], *, keys: Sequence[np.ndarray | None] | None = None, share: bool = True
+    sequences: Sequence[Integer[np.ndarray, " _"]],
+    *,
+    keys: Sequence[Integer[np.ndarray, " _"] | None] | None = None,
+    share: bool = True,
 ) -> PrefixTree:
     """Merge the common prefixes of sequences.
 
-    Two tokens become one node when everything before them, they themselves, and their keys where given, are equal. The
-    tree does not depend on the order of the sequences; only `leaves` follows it. Equal sequences share every node, a
-    sequence that is a prefix of another ends inside it, and an empty one has leaf -1.
+    Two tokens become one node when everything before them, they themselves, and their keys where given, are
+    equal. The tree does not depend on the order of the sequences; only `leaves` follows it. Equal sequences
+    share every node, a sequence that is a prefix of another ends inside it, and an empty one has leaf -1.
 
     Args:
         sequences: integer arrays of one axis, one a sample.
@@ -60,10 +65,10 @@ def build(
     order, shared = prefix_order.places(rows)
     if width > 1:
         rows, shared = [row[::width] for row in rows], [count // width for count in shared]
-    return _laid_out(rows, _segments(rows, order, shared))
+    return _laid_out(rows, _segments([len(row) for row in rows], order, shared))
 
 
-def path(tree: PrefixTree, sequence: int) -> np.ndarray:
+def path(tree: PrefixTree, sequence: int) -> Int64[np.ndarray, " length"]:
     """Return the node of each token of one sequence, its first token first, int64 `[length]`."""
     pieces = []
     node = int(tree.leaves[sequence])
@@ -75,14 +80,14 @@ def path(tree: PrefixTree, sequence: int) -> np.ndarray:
     return np.concatenate(pieces[::-1]) if pieces else np.zeros(0, np.int64)
 
 
-def paths(tree: PrefixTree) -> tuple[np.ndarray, np.ndarray]:
+def paths(tree: PrefixTree) -> tuple[Int64[np.ndarray, " positions"], Int64[np.ndarray, " offsets"]]:
     """Return the nodes of all sequences' tokens, one sequence after the other.
 
-    A path is a run of nodes in each chain that it touches, at most log2(nodes) + 1 of them, so whole levels of chains are
-    taken at once.
+    A path is a run of nodes in each chain that it touches, at most log2(nodes) + 1 of them, so whole levels
+    of chains are taken at once.
 
     Returns:
-        Nodes, int64 `[tokens of all sequences]`, and where each sequence starts in them, int64 `[sequences + 1]`.
+        Nodes, int64 `[tokens]`, and where each sequence starts in them, int64 `[sequences + 1]`.
     """
     some = tree.leaves >= 0
     lengths = np.zeros(len(some), np.int64)
@@ -133,9 +138,9 @@ def pieces(tree: PrefixTree, budget: int) -> tuple[tuple[int, int], ...]:
     return (*spans, (start, size)) if size else ()
 
 
-@attrs.define(eq=False)
+@attrs.frozen(kw_only=True, eq=False)
 class _Segments:
-    """Runs of nodes without a fork, while the tree grows: columns over segments, and where each sequence ends.
+    """Runs of nodes without a fork, as columns over segments, and where each sequence ends.
 
     Attributes:
         parent, start, stop: segment above (-1 at roots), and the depths between which a segment lies.
@@ -155,62 +160,78 @@ class _Segments:
     last: list[int]
     roots: list[int]
 
-    def opened(self, start: int, stop: int, source: int) -> int:
-        """Append a segment and return its number."""
-        self.parent.append(-1)
-        self.start.append(start)
-        self.stop.append(stop)
-        self.source.append(source)
-        self.size.append(0)
-        self.children.append([])
-        return len(self.start) - 1
 
-    def close(self, segment: int, parent: int) -> None:
-        """Hang a segment that will not grow any more under its parent."""
-        self.size[segment] += self.stop[segment] - self.start[segment]
-        if parent < 0:
-            self.roots.append(segment)
-        else:
-            self.parent[segment] = parent
-            self.children[parent].append(segment)
-            self.size[parent] += self.size[segment]
-
-
-def _segments(rows: Sequence[np.ndarray], order: list[int], shared: list[int]) -> _Segments:
+def _segments(lengths: list[int], order: list[int], shared: list[int]) -> _Segments:
     """Return the at most 2 sequences - 1 segments of the tree from the common prefixes of sorted neighbors.
 
-    The stack holds the segments of the last sequence, its first tokens lowest. The next one closes those that it does not
-    run through and splits the one in which it leaves.
+    The stack holds the segments of the last sequence, its first tokens lowest. The next one closes those
+    that it does not run through and splits the one in which it leaves.
     """
-    tree = _Segments([], [], [], [], [], [], [-1] * len(rows), [])
+    parent: list[int] = []
+    start: list[int] = []
+    stop: list[int] = []
+    source: list[int] = []
+    size: list[int] = []
+    children: list[list[int]] = []
+    roots: list[int] = []
+    last = [-1] * (len(lengths) + 1)
     stack = [-1]
-    for i, depth in zip(order, shared, strict=True):
-        while stack[-1] >= 0 and tree.start[stack[-1]] >= depth:
-            closed = stack.pop()
-            tree.close(closed, stack[-1])
-        if stack[-1] >= 0 and tree.stop[stack[-1]] > depth:
+
+    def opened(begin: int, end: int, sequence: int) -> None:
+        stack.append(len(start))
+        parent.append(-1)
+        start.append(begin)
+        stop.append(end)
+        source.append(sequence)
+        size.append(0)
+        children.append([])
+
+    def closed(segment: int, above: int) -> None:
+        size[segment] += stop[segment] - start[segment]
+        if above < 0:
+            roots.append(segment)
+        else:
+            parent[segment] = above
+            children[above].append(segment)
+            size[above] += size[segment]
+
+    # One more sequence, of no tokens, closes everything; it writes to the last place of `last`.
+    for i, length, depth in zip(
+        [*order, -1], [*map(lengths.__getitem__, order), 0], [*shared, 0], strict=True
+    ):
+        while stack[-1] >= 0 and start[stack[-1]] >= depth:
+            top = stack.pop()
+            closed(top, stack[-1])
+        if stack[-1] >= 0 and stop[stack[-1]] > depth:
             lower = stack.pop()
-            stack.append(tree.opened(tree.start[lower], depth, tree.source[lower]))
-            tree.start[lower] = depth
-            tree.close(lower, stack[-1])
-        if len(rows[i]) > depth:
-            stack.append(tree.opened(depth, len(rows[i]), i))
-        tree.last[i] = stack[-1]
-    while stack[-1] >= 0:
-        closed = stack.pop()
-        tree.close(closed, stack[-1])
-    return tree
+            opened(start[lower], depth, source[lower])
+            start[lower] = depth
+            closed(lower, stack[-1])
+        if length > depth:
+            opened(depth, length, i)
+        last[i] = stack[-1]
+    return _Segments(
+        parent=parent,
+        start=start,
+        stop=stop,
+        source=source,
+        size=size,
+        children=children,
+        last=last[:-1],
+        roots=roots,
+    )
 
 
 def _laid_out(rows: Sequence[np.ndarray], tree: _Segments) -> PrefixTree:
-    """Lay segments out: a chain, then what hangs off it, deepest first; equal sizes go by lexicographic order."""
+    """Lay segments out: a chain, then what hangs off it, deepest first; ties go by lexicographic order."""
     size, children = tree.size, tree.children
     first = [0] * len(size)
     sequence: list[int] = []
     chains: list[tuple[int, int]] = []
     rectangles: list[tuple[int, int, int, int]] = []
-    # Tops of chains to come, with the keys that they attend to beyond their own chain and how many nodes, they and their
-    # siblings together, do so. Only the first of siblings bears a number of nodes: it opens the rectangle for all.
+    # Tops of chains to come, with the keys that they attend to beyond their own chain and how many nodes,
+    # they and their siblings together, do so. Only the first of siblings bears a number of nodes: it opens
+    # the rectangle for all.
     tops = [(root, 0, 0, 0) for root in reversed(tree.roots)]
     place = 0
     while tops:

@@ -30,7 +30,9 @@ class Sample:
         """Refuse fields that do not line up."""
         length = len(self.tokens)
         if self.tokens.dtype != np.int64 or self.tokens.ndim != 1:
-            raise ValueError(f"Sample.tokens is {self.tokens.dtype} of {self.tokens.ndim} axes; int64 [length] is wanted.")
+            raise ValueError(
+                f"Sample.tokens is {self.tokens.dtype} of {self.tokens.ndim} axes; int64 [length] is wanted."
+            )
         if self.trained.shape != (length,) or self.trained.dtype != np.bool_:
             raise ValueError(
                 f"Sample.trained is {self.trained.dtype} {self.trained.shape}; bool ({length},) is wanted, as many as tokens."
@@ -39,4 +41,6 @@ class Sample:
             raise ValueError("Sample.trained[0] is True; nothing predicts a first token, so set it to False.")
         for name, column in self.columns.items():
             if isinstance(column, np.ndarray) and column.shape != (length,):
-                raise ValueError(f"Sample column {name!r} has shape {column.shape}; ({length},) or a number is wanted.")
+                raise ValueError(
+                    f"Sample column {name!r} has shape {column.shape}; ({length},) or a number is wanted."
+                )

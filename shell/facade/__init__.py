@@ -11,15 +11,31 @@ from typing import Any
 
 # Public name -> the module that it is, or `module:name` for a function or record of one.
 PUBLIC = {
+    # Algorithms and what they are made of
+    "Algorithm": "core.algorithms:Algorithm",
+    "algorithms": "core.algorithms",
+    "check": "core.check:check",
+    "supervised": "core.losses.supervised",
+    "reduce": "core.reduce",
+    "metrics": "core.metrics",
+    # What a loss sees
+    "Batch": "core.pack:Batch",
+    "Scores": "core.pack:Scores",
+    # From samples to packs
+    "Sample": "core.plan.sample:Sample",
     "batching": "core.plan.batching",
     "cost": "core.plan.cost",
+    "pack": "core.pack",
     "padding": "core.plan.padding",
     "prefix_tree": "core.plan.prefix_tree",
-    "Sample": "core.plan.sample:Sample",
+    # Steps
+    "TrainState": "core.steps:TrainState",
+    "optimizers": "core.optimizers",
+    "schedules": "core.schedules",
+    "steps": "core.steps",
+    # Machinery
     "device": "adapters.pick:device",
 }
-
-__all__ = ["__version__", *PUBLIC]
 
 __version__ = importlib.metadata.version("espalier-lm")
 
@@ -37,7 +53,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """List the public names for completion."""
-    return sorted(__all__)
+    return sorted(("__version__", *PUBLIC))
 
 
 def _refuse_strangers() -> None:

@@ -59,7 +59,7 @@ def test_a_device_that_is_not_built_yet_is_refused_by_name(name):
 
 
 def test_a_misspelled_device_is_refused_with_the_nearest_name():
-    with pytest.raises(ValueError, match="device 'cuad' does not exist.*Did you mean cuda"):
+    with pytest.raises(ValueError, match=r"device 'cuad' does not exist.*Did you mean cuda"):
         pick.device("cuad")
 
 

@@ -10,7 +10,7 @@ from tests import paths
 
 
 def modules() -> list[str]:
-    """Return the modules whose names are public: all of the core, and what the facade takes from elsewhere."""
+    """Return the modules whose names are public: all of the core, and what the facade takes elsewhere."""
     core = (path.relative_to(paths.ROOT) for path in (paths.ROOT / "core").rglob("*.py"))
     names = {".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in core}
     return sorted(name for name in names | facade() if not name.rpartition(".")[2].startswith("_"))

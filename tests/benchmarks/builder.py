@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.builder [--json FILE]
 
-Both get the same int64 arrays and return the same arrays (tokens, depths, ends, parents, leaves), the dicts in the order
-in which they were filled. Runs are interleaved; ratios are of medians.
+Both get the same int64 arrays and return the same arrays (tokens, depths, ends, parents, leaves), the dicts
+in the order in which they were filled. Runs are interleaved; ratios are of medians.
 """
 
 import argparse
@@ -63,8 +63,8 @@ def dict_trie(sequences: list[np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
-def node_set(tokens: np.ndarray, parents: np.ndarray) -> list[bytes]:
-    """Return every node as a digest of all tokens from its root to it, sorted."""
+def node_set(tokens: np.ndarray, parents: np.ndarray) -> list[int]:
+    """Return every node as a hash of all tokens from its root to it, sorted."""
     digests: list[int] = []
     for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
         above = digests[parent] if parent >= 0 else 0
@@ -119,7 +119,9 @@ def measure(rows: list[np.ndarray]) -> dict[str, float | bool]:
 
 def main() -> int:
     """Print one line a case; exit 1 where a ratio is below what is wanted or the nodes differ."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", help="file for the figures")
     arguments = parser.parse_args()
     generator = np.random.default_rng(0)
@@ -132,7 +134,8 @@ def main() -> int:
     for name, result in results.items():
         print(
             f"{name}: {result['ratio']:.0f}x ({result['microseconds']:.0f} us against "
-            f"{result['dict_trie_microseconds']:.0f} us; with every path spelled out {result['ratio_with_paths']:.0f}x), "
+            f"{result['dict_trie_microseconds']:.0f} us; with every path spelled out "
+            f"{result['ratio_with_paths']:.0f}x), "
             f"nodes {'equal' if result['same_nodes'] else 'DIFFER'}"
         )
     if arguments.json:

@@ -16,7 +16,7 @@ def test_every_public_name_resolves_to_what_the_table_says(name):
 
 
 def test_an_unknown_name_is_refused_with_the_right_ones():
-    with pytest.raises(AttributeError, match="has no 'prefix_trie'; its names are .*prefix_tree"):
+    with pytest.raises(AttributeError, match=r"has no 'prefix_trie'; its names are .*prefix_tree"):
         _ = espalier.prefix_trie
 
 

@@ -20,9 +20,9 @@ def test_a_subcommand_gets_the_words_after_it_and_its_status_is_returned(command
 
 def test_an_unknown_subcommand_is_told_with_the_nearest_right_one(capsys):
     assert main.main(["trian"]) == 2
-    assert capsys.readouterr().err == (
-        "espalier: command 'trian' does not exist; one of train, evaluate, env was wanted. Did you mean train?\n"
-    )
+    told = capsys.readouterr().err
+    assert "command 'trian' does not exist" in told
+    assert told.endswith("Did you mean train?\n")
 
 
 def test_help_names_every_subcommand(capsys):

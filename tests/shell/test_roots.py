@@ -63,7 +63,7 @@ class _Installed:
 
 def test_a_first_file_that_was_written_over_is_refused(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "distribution", lambda _: _Installed(b"something else"))
-    with pytest.raises(mistake.Mistake, match="another distribution .* wrote over it"):
+    with pytest.raises(mistake.Mistake, match=r"another distribution .* wrote over it"):
         roots.check()
 
 

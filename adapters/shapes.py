@@ -1,0 +1,36 @@
+"""What the cost model knows of a Hugging Face model, read from its config."""
+
+import torch
+import transformers
+
+from core.plan import cost
+
+
+def shape(
+    config: transformers.PretrainedConfig, dtype: torch.dtype, *, trust_remote_code: bool = False
+) -> cost.ModelShape:
+    """Read a model's shape; its parameters are counted on the meta device, so no memory is taken.
+
+    Args:
+        config: of a causal language model.
+        dtype: of the parameters.
+        trust_remote_code: run code that comes with the model.
+    """
+    text = config.get_text_config()
+    with torch.device("meta"):
+        module = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    heads, hidden = text.num_attention_heads, text.hidden_size
+    intermediate = getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * hidden
+    names = [name for name, _ in module.named_parameters()]
+    return cost.ModelShape(
+        layers=text.num_hidden_layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_dim=getattr(text, "head_dim", None) or hidden // heads,
+        intermediate=intermediate,
+        vocab=text.vocab_size,
+        parameters=sum(p.numel() for p in module.parameters()),
+        gated=any("gate" in name for name in names),
+        element_bytes=dtype.itemsize,
+    )

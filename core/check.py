@@ -1,0 +1,181 @@
+"""Properties that any algorithm must have, for users' own too.
+
+`check(mine)` runs them on a small model in float64 and raises on the first that fails, saying which and by
+how much.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import attrs
+import numpy as np
+import torch
+from torch import Tensor
+
+from core import algorithms, pack, record, reference, steps
+from core.plan import sample
+
+TOLERANCE = 1e-10
+EXTREMES = (0.0, -1e-12, -50.0, -1e4)
+
+
+def check(algorithm: algorithms.Algorithm, *, seeds: Iterable[int] = range(5)) -> None:
+    """Check that a forest, a split and an order change nothing, that values are finite, and `couples` true.
+
+    Args:
+        algorithm: any Algorithm.
+        seeds: a batch is drawn for each.
+
+    Raises:
+        ValueError: the property that failed, the seed of the batch, and by how much.
+    """
+    for seed in seeds:
+        samples = draw(algorithm, seed)
+        for name, holds in PROPERTIES.items():
+            problem = holds(algorithm, samples)
+            if problem:
+                raise ValueError(f"{name} does not hold (batch of seed {seed}): {problem}")
+
+
+def draw(algorithm: algorithms.Algorithm, seed: int) -> list[sample.Sample]:
+    """Draw a batch of samples that share prefixes, with every column that a run has.
+
+    Args:
+        algorithm: its `rows` decide on units, its `columns` are called with rewards in [0, 1].
+        seed: names the draw.
+    """
+    source = np.random.default_rng(seed)
+    stems = [source.integers(0, reference.VOCAB, source.integers(2, 7)) for _ in range(2)]
+    samples = []
+    for i in range(6):
+        tail = source.integers(0, reference.VOCAB, source.integers(1, 6))
+        tokens = np.concatenate([stems[i // 3 if algorithm.rows != "pairs" else i // 2 % 2], tail]).astype(
+            np.int64
+        )
+        trained = source.random(len(tokens)) < 0.8
+        trained[0], trained[-1] = False, True
+        nearby = -source.random((3, len(tokens))) * 3.0
+        names = ("sampled_logprobs", "old_logprobs", "reference_logprobs")
+        columns: dict[str, np.ndarray | float] = {n: nearby[j] for j, n in enumerate(names)}
+        unit = i // 2 if algorithm.rows == "pairs" else i
+        samples.append(
+            sample.Sample(tokens=tokens, trained=trained, columns=columns, group=i // 3, unit=unit)
+        )
+    if algorithm.columns is None:
+        return samples
+    rewards = torch.from_numpy(source.random(len(samples)).round(1))
+    made = algorithm.columns(rewards, torch.tensor([s.group for s in samples]))
+    return [
+        attrs.evolve(s, columns={**s.columns, **{n: float(v[i]) for n, v in made.items()}})
+        for i, s in enumerate(samples)
+    ]
+
+
+def _tree_is_alone(algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]) -> str:
+    return _differ(_grads(algorithm, [samples], share=True), _grads(algorithm, [samples], share=False))
+
+
+def _additive(algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]) -> str:
+    return _differ(_grads(algorithm, _units(algorithm, samples)), _grads(algorithm, [samples]))
+
+
+def _order_free(algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]) -> str:
+    turned = [s for unit in reversed(_units(algorithm, samples)) for s in unit]
+    return _differ(_grads(algorithm, [turned]), _grads(algorithm, [samples]))
+
+
+def _finite(algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]) -> str:
+    _, scores, loss = _table(algorithm, samples)
+    for extreme in EXTREMES:
+        logprobs = torch.full_like(scores.logprobs, extreme).requires_grad_()
+        value, _ = loss(attrs.evolve(scores, logprobs=logprobs))
+        grad = torch.autograd.grad(value, logprobs, allow_unused=True, materialize_grads=True)[0]
+        if not (value.isfinite() and grad.isfinite().all()):
+            return f"log-probabilities of {extreme} give a loss of {value.item()} and a gradient not finite."
+    return ""
+
+
+def _couples(algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]) -> str:
+    """Move the scores of one unit; the gradient by those of the others must stay as it is."""
+    batch, scores, loss = _table(algorithm, samples)
+    unit = _unit_of_rows(algorithm, samples, batch)
+    if unit.unique().numel() < 2:
+        return ""
+    first = unit == unit[0]
+
+    def gradient(logprobs: Tensor) -> Tensor:
+        leaf = logprobs.clone().requires_grad_()
+        value, _ = loss(attrs.evolve(scores, logprobs=leaf))
+        return torch.autograd.grad(value, leaf, allow_unused=True, materialize_grads=True)[0]
+
+    moved = torch.where(first, scores.logprobs - 0.3, scores.logprobs)
+    gap = (gradient(moved) - gradient(scores.logprobs))[~first].abs().max().item()
+    if gap <= TOLERANCE:
+        return ""
+    return (
+        f"couples is {algorithm.couples!r}, but one of them moves the gradient of another by {gap:.1e}; "
+        "name a larger one."
+    )
+
+
+PROPERTIES: Mapping[str, Callable[[algorithms.Algorithm, Sequence[sample.Sample]], str]] = {
+    "tree = alone": _tree_is_alone,
+    "additive over units": _additive,
+    "order-free": _order_free,
+    "finite at extremes": _finite,
+    "declared coupling": _couples,
+}
+
+
+def _grads(
+    algorithm: algorithms.Algorithm, parts: Sequence[Sequence[sample.Sample]], *, share: bool = True
+) -> dict[str, Tensor]:
+    """Return the loss and the gradients of a step over packs of these parts."""
+    counts = pack.count([s for part in parts for s in part])
+    packs = [
+        pack.build(
+            part, counts, needs=(*algorithm.needs, *algorithm.watches), share=share, dtype=torch.float64
+        )
+        for part in parts
+    ]
+    value, _, grads = steps.loss_and_grad(reference.Reference(), algorithm, reference.params(), packs, 0)
+    return {"the loss": value, **grads}
+
+
+def _table(
+    algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]
+) -> tuple[pack.Batch, pack.Scores, Callable[[pack.Scores], tuple[Tensor, record.Any]]]:
+    """Return a batch, its scores and the step's objective over them."""
+    needs = (*algorithm.needs, *algorithm.watches)
+    whole = pack.build(samples, pack.count(samples), needs=needs, dtype=torch.float64)
+    scores = reference.Reference().predict(reference.params(), whole, 0)
+    return whole.batch, scores, steps.objective(algorithm, whole.batch, algorithm.carry)
+
+
+def _units(algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]) -> list[list[sample.Sample]]:
+    """Split samples into what must be seen together."""
+    keys = {"pair": lambda i, s: s.unit, "group": lambda i, s: s.group, "step": lambda i, s: 0}
+    key = keys.get(algorithm.couples, lambda i, s: i)
+    units: dict[int, list[sample.Sample]] = {}
+    for i, s in enumerate(samples):
+        units.setdefault(key(i, s), []).append(s)
+    return list(units.values())
+
+
+def _unit_of_rows(
+    algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample], batch: pack.Batch
+) -> Tensor:
+    """Number the unit of each row."""
+    if algorithm.couples == "token":
+        return torch.arange(len(batch.terms.sample))
+    place = {id(s): n for n, unit in enumerate(_units(algorithm, samples)) for s in unit}
+    return torch.tensor([place[id(s)] for s in samples]).index_select(0, batch.terms.sample)
+
+
+def _differ(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
+    """Name the entry that differs most, against the largest gradient's scale; empty when all agree."""
+    scale = max(v.abs().max().item() for v in wanted.values())
+    gaps = {n: (got[n] - wanted[n]).abs().max().item() / max(scale, 1e-300) for n in wanted}
+    worst = max(gaps, key=gaps.__getitem__)
+    return (
+        "" if gaps[worst] <= TOLERANCE else f"{worst} differs by {gaps[worst]:.1e} of the largest gradient."
+    )

@@ -1,0 +1,330 @@
+"""What the values of options must be, alone and together, told before anything heavy is imported."""
+
+import importlib.util
+import math
+import netrc
+import os
+import pathlib
+import types
+import typing
+import urllib.parse
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import jsonargparse
+
+from shell import entries, mistake, options, translate
+
+Given = Mapping[str, entries.Entry]
+
+_FILES = (".jsonl", ".json", ".parquet", ".csv")
+_SOURCE = ("path", "weight", "config", "split")
+_SCHEDULE = ("min_lr", "min_lr_rate")
+_NAMES = {
+    str: "text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    types.NoneType: "null",
+}
+
+
+def typed(algorithm: str, name: str, entry: entries.Entry) -> Any:
+    """Return an entry's value as its option's type.
+
+    Raises:
+        Mistake: the value has another type or is out of range.
+    """
+    kinds, taken = _kinds(options.FIELDS[name].type), options.choices(algorithm, name)
+    came = _came(entry, kinds, bool(taken))
+    # The parser reads every text once more, so that "null" would be null and {x: "1"} a number.
+    if (isinstance(came, dict) and dict in kinds) or (
+        isinstance(came, str) and str in kinds and not taken and not entry.text
+    ):
+        return came
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument(f"--{name}", type=options.FIELDS[name].type)
+    try:
+        value = parser.parse_object({name: came}, defaults=False)[name]
+    except (jsonargparse.ArgumentError, ValueError, TypeError):
+        raise _unfit(algorithm, name, entry) from None
+    if value is None and not _may_be_null(algorithm, name):
+        raise _unfit(algorithm, name, entry)
+    if isinstance(value, int | float) and not isinstance(value, bool) and not _in_range(name, value):
+        raise _unfit(algorithm, name, entry)
+    listed = options.about(name).choices
+    if listed is not None:
+        value = _chosen(algorithm, name, entry, value)
+    return value
+
+
+def wanted(algorithm: str, name: str) -> str:
+    """Say in words what an option takes."""
+    taken = options.choices(algorithm, name)
+    kinds = _kinds(options.FIELDS[name].type)
+    words = [f"one of {', '.join(taken)}"] if taken else []
+    several = tuple in kinds and (options.about(name).choices is None or algorithm == "dpo")
+    words += ["a list of them" if taken else "a list"] if several else []
+    words += ["a mapping"] if dict in kinds else []
+    if not taken:
+        numbers = [float] if float in kinds else [int] if int in kinds else []
+        words += [_NAMES[kind] for kind in (*numbers, bool, str) if kind in kinds]
+    words += ["null"] if types.NoneType in kinds and _may_be_null(algorithm, name) else []
+    known = options.about(name)
+    limits = (
+        ("at least", known.low),
+        ("above", known.above),
+        ("at most", known.high),
+        ("below", known.below),
+    )
+    bounds = " and ".join(f"{word} {limit:g}" for word, limit in limits if limit is not None)
+    return " or ".join(words) + (f", {bounds}" if bounds else "")
+
+
+def together(algorithm: str, chosen: options.Options, given: Given) -> None:
+    """Refuse options that exclude each other, or that do nothing without another.
+
+    Raises:
+        Mistake: names both.
+    """
+    for check in (
+        _needed,
+        _sources,
+        _misplaced,
+        _warmup,
+        _schedule,
+        _intervals,
+        _saving,
+        _evaluation,
+        _best,
+        _trackers,
+    ):
+        check(chosen, given)
+    for name, entry in given.items():
+        known, value = options.about(name), getattr(chosen, name)
+        if not known.built and value != options.default(algorithm, name):
+            raise mistake.Mistake(
+                f"{entry.where}: {value!r} came, and {name} is not built yet; leave it out."
+            )
+
+
+def read(algorithm: str, given: Given) -> None:
+    """Refuse an option that the algorithm does not read.
+
+    Raises:
+        Mistake: names both.
+    """
+    for name, entry in given.items():
+        only = options.about(name).only
+        if only is not None and not options.reads(algorithm, name) and entry.read() is not None:
+            readers = " ".join(reader for reader in only if reader != options.OWN)
+            raise mistake.Mistake(
+                f"{entry.where}: {name} is not read by {algorithm}; leave it out ({readers} read it)."
+            )
+
+
+def _unfit(algorithm: str, name: str, entry: entries.Entry) -> mistake.Mistake:
+    """Tell that a value has another type or is out of range, with the nearest choice."""
+    near = translate.close(str(entry.value), options.choices(algorithm, name))
+    hint = f" Did you mean {near[0]}?" if near else ""
+    key = "" if entry.where.endswith((entry.key, f"{entry.key}=")) and entry.key == name else f" for {name}"
+    return mistake.Mistake(f"{entry.where}: {entry.came()}; {wanted(algorithm, name)} was wanted{key}.{hint}")
+
+
+def _came(entry: entries.Entry, kinds: set[Any], listed: bool) -> Any:
+    """Return an entry's value, a word read as YAML where the option does not take words as they are."""
+    if not entry.text:
+        return entry.value
+    read = entry.read()
+    if isinstance(read, list | dict):
+        return read if kinds & {tuple, dict} else entry.value
+    return entry.value if listed or str in kinds else read
+
+
+def _may_be_null(algorithm: str, name: str) -> bool:
+    """Say whether null is a value: where an algorithm gives an option a number, null is none."""
+    only = options.about(name).only
+    unset = only is None or only.get(options.reader(algorithm)) is None
+    return options.optional(name) and unset
+
+
+def _in_range(name: str, value: float) -> bool:
+    """Say whether a number is finite and within an option's limits."""
+    known = options.about(name)
+    return (
+        math.isfinite(value)
+        and (known.low is None or value >= known.low)
+        and (known.high is None or value <= known.high)
+        and (known.above is None or value > known.above)
+        and (known.below is None or value < known.below)
+    )
+
+
+def _chosen(algorithm: str, name: str, entry: entries.Entry, value: Any) -> Any:
+    """Refuse a value that is not listed, and take a list of one for the one."""
+    listed = (value,) if isinstance(value, str) else value or ()
+    taken = options.choices(algorithm, name)
+    if any(one not in taken for one in listed) or (len(listed) > 1 and algorithm != "dpo"):
+        raise _unfit(algorithm, name, entry)
+    return listed[0] if len(listed) == 1 else value
+
+
+def _kinds(kind: Any) -> set[Any]:
+    """Return what an annotation is made of, Literals and what containers hold left out."""
+    origin = typing.get_origin(kind)
+    if origin in (typing.Union, types.UnionType):
+        return set().union(*map(_kinds, typing.get_args(kind)))
+    return set() if origin is Literal else {origin or kind}
+
+
+def _both(given: Given, first: str, second: str, why: str) -> mistake.Mistake:
+    """Name two options that exclude each other, each where it stands."""
+    places = " and ".join(given[name].where if name in given else name for name in (first, second))
+    return mistake.Mistake(f"{places}: {why}")
+
+
+def _needed(chosen: options.Options, given: Given) -> None:
+    """Ask for what has no default."""
+    for name, example in (("model", "tiny"), ("dataset", "rows.jsonl")):
+        if not getattr(chosen, name):
+            raise mistake.Mistake(
+                f"--{name}: nothing came; {options.about(name).text}, as in --{name} {example}."
+            )
+    if chosen.streaming and chosen.max_steps is None:
+        where = given["streaming"].where if "streaming" in given else "streaming"
+        raise mistake.Mistake(f"{where}: a stream has no last row, and max_steps is not set; set max_steps.")
+
+
+def _sources(chosen: options.Options, given: Given) -> None:
+    """Check each entry of a list of datasets."""
+    for name in ("dataset", "eval_dataset"):
+        rows = getattr(chosen, name)
+        for row in rows if isinstance(rows, tuple) else ():
+            if isinstance(row, dict):
+                _source(given[name].where if name in given else name, row)
+
+
+def _source(where: str, row: Mapping[str, Any]) -> None:
+    """Check one entry that is a mapping."""
+    for key in row:
+        if key not in _SOURCE:
+            near = translate.close(str(key), _SOURCE)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise mistake.Mistake(
+                f"{where}: {key!r} came in an entry; {', '.join(_SOURCE)} were wanted.{hint}"
+            )
+    if not isinstance(row.get("path"), str):
+        raise mistake.Mistake(f"{where}: {row!r} came; an entry with a path was wanted.")
+    weight = row.get("weight", 1)
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+        raise mistake.Mistake(f"{where}: weight {weight!r} came; a number above 0 was wanted.")
+
+
+def _misplaced(chosen: options.Options, given: Given) -> None:
+    """Refuse options that stand inside the mapping of another."""
+    for key in chosen.chat_template_kwargs or {}:
+        # A template's `tools` are its own.
+        if key in options.FIELDS and key != "tools":
+            raise _both(given, "chat_template_kwargs", key, f"write {key} beside it, not inside.")
+
+
+def _warmup(chosen: options.Options, given: Given) -> None:
+    """Take one warm-up at most, and none where the schedule has none."""
+    if chosen.warmup_steps and chosen.warmup_ratio:
+        raise _both(given, "warmup_steps", "warmup_ratio", "both say how long the warm-up is; keep one.")
+    if chosen.lr_scheduler_type == "constant" and (chosen.warmup_steps or chosen.warmup_ratio):
+        name = "warmup_steps" if chosen.warmup_steps else "warmup_ratio"
+        raise _both(given, "lr_scheduler_type", name, "constant has no warm-up; constant_with_warmup has.")
+
+
+def _schedule(chosen: options.Options, given: Given) -> None:
+    """Check the numbers of the one schedule that has any."""
+    numbers = chosen.lr_scheduler_kwargs or {}
+    where = given["lr_scheduler_kwargs"].where if "lr_scheduler_kwargs" in given else "lr_scheduler_kwargs"
+    for key, value in numbers.items():
+        if key not in _SCHEDULE:
+            near = translate.close(str(key), _SCHEDULE)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise mistake.Mistake(f"{where}: {key!r} came; {' or '.join(_SCHEDULE)} was wanted.{hint}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise mistake.Mistake(f"{where}: {key} {value!r} came; a number of at least 0 was wanted.")
+    if len(numbers) > 1:
+        raise mistake.Mistake(f"{where}: min_lr and min_lr_rate both say where the schedule ends; keep one.")
+    if bool(numbers) != (chosen.lr_scheduler_type == "cosine_with_min_lr"):
+        why = "cosine_with_min_lr needs min_lr or min_lr_rate, and no other schedule reads them."
+        raise _both(given, "lr_scheduler_type", "lr_scheduler_kwargs", why)
+
+
+def _intervals(chosen: options.Options, given: Given) -> None:
+    """Take whole steps, or a part of the run."""
+    for name in ("logging_steps", "save_steps", "eval_steps"):
+        value = getattr(chosen, name)
+        if value is not None and value > 1 and value != int(value):
+            where = given[name].where if name in given else name
+            raise mistake.Mistake(
+                f"{where}: {value} came; whole steps, or a part of the run below 1, were wanted."
+            )
+
+
+def _saving(chosen: options.Options, given: Given) -> None:
+    """Take save_steps where saving goes by steps."""
+    if chosen.save_strategy != "steps" and chosen.save_steps is not None:
+        raise _both(
+            given, "save_strategy", "save_steps", f"{chosen.save_strategy} does not go by steps; keep one."
+        )
+
+
+def _evaluation(chosen: options.Options, given: Given) -> None:
+    """Take eval_steps and eval_dataset where something is evaluated, and something to evaluate on."""
+    strategy = chosen.eval_strategy
+    if strategy != "steps" and chosen.eval_steps is not None:
+        raise _both(given, "eval_strategy", "eval_steps", f"{strategy} does not go by steps; keep one.")
+    if strategy == "no" and not chosen.eval_on_start:
+        if chosen.eval_dataset is not None:
+            raise _both(given, "eval_strategy", "eval_dataset", "no evaluates nothing; keep one.")
+        return
+    if chosen.eval_dataset is chosen.dataset and _is_file(chosen.dataset):
+        name = next(name for name in ("eval_strategy", "eval_steps", "eval_on_start") if name in given)
+        raise mistake.Mistake(f"{given[name].where}: a file has no test split; set eval_dataset.")
+
+
+def _is_file(rows: options.Rows) -> bool:
+    """Say whether rows come from files that are named."""
+    several = rows if isinstance(rows, tuple) else (rows,)
+    paths = [row["path"] if isinstance(row, dict) else str(row) for row in several]
+    return any(path.endswith(_FILES) for path in paths)
+
+
+def _best(chosen: options.Options, given: Given) -> None:
+    """Take a best metric where there are metrics."""
+    if chosen.metric_for_best_model and chosen.eval_strategy == "no":
+        raise _both(given, "metric_for_best_model", "eval_dataset", "nothing is evaluated; set eval_dataset.")
+    if chosen.greater_is_better is not None and not chosen.metric_for_best_model:
+        raise _both(
+            given, "greater_is_better", "metric_for_best_model", "the first is of the second; set both."
+        )
+
+
+def _trackers(chosen: options.Options, given: Given) -> None:
+    """Look for each tracker's package and login, importing neither."""
+    for name in chosen.report_to:
+        where = given["report_to"].where if "report_to" in given else "report_to"
+        if importlib.util.find_spec(name) is None:
+            raise mistake.Mistake(f"{where}: {name} came, and it is not installed; pip install {name}.")
+        if name == "wandb" and not _wandb_login(os.environ):
+            why = (
+                "WANDB_API_KEY is not set and netrc has no login; run `wandb login` or set WANDB_MODE=offline"
+            )
+            raise mistake.Mistake(f"{where}: wandb came without a login: {why}.")
+
+
+def _wandb_login(variables: Mapping[str, str]) -> bool:
+    """Say whether Weights & Biases would find a login, or needs none."""
+    if variables.get("WANDB_API_KEY") or variables.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
+        return True
+    path = pathlib.Path(variables.get("NETRC") or pathlib.Path.home() / ".netrc")
+    host = urllib.parse.urlparse(variables.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc.netrc(path).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False

@@ -1,0 +1,245 @@
+"""From options to the values that a run is made of: algorithm, schedule, optimizer, precision, model."""
+
+import importlib
+import math
+import pathlib
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+import transformers
+from torch import Tensor
+
+from adapters import loading, transformers_lm, tree_attention
+from core import algorithms, optimizers, ports, schedules
+from shell import config as config_
+from shell import mistake, options, tiny
+
+ATTENTION = {"auto": None, "eager": "mask", "sdpa": "rectangles"}
+
+
+def algorithm(name: str, chosen: options.Options) -> algorithms.Algorithm:
+    """Return the algorithm that a name and its `loss_type` stand for.
+
+    Args:
+        name: one of the built-in names, or `module:name` of the caller's own.
+        chosen: the options.
+    """
+    if ":" in name:
+        return _own(name)
+    return {"sft": {"nll": algorithms.sft, "dft": algorithms.dft}}[name][str(chosen.loss_type)]
+
+
+def optimizer(chosen: options.Options, num_steps: int) -> optimizers.Optimizer:
+    """Return AdamW under the schedule that was asked for.
+
+    Args:
+        chosen: the options.
+        num_steps: optimizer steps of the whole run.
+    """
+    factor = schedule(chosen, num_steps)
+    return optimizers.adamw(
+        rate=lambda done: chosen.learning_rate * factor(done),
+        beta1=chosen.adam_beta1,
+        beta2=chosen.adam_beta2,
+        epsilon=chosen.adam_epsilon,
+        weight_decay=chosen.weight_decay,
+        max_norm=chosen.max_grad_norm,
+    )
+
+
+def schedule(chosen: options.Options, num_steps: int) -> schedules.Schedule:
+    """Return the schedule that was asked for, as a factor of the learning rate."""
+    warmup = chosen.warmup_steps or math.ceil((chosen.warmup_ratio or 0.0) * num_steps)
+    numbers = chosen.lr_scheduler_kwargs or {}
+    floor = numbers.get("min_lr_rate", numbers.get("min_lr", 0.0) / (chosen.learning_rate or 1.0))
+    return {
+        "constant": partial(schedules.constant),
+        "constant_with_warmup": partial(schedules.constant, num_warmup=warmup),
+        "linear": partial(schedules.linear, num_updates=num_steps, num_warmup=warmup),
+        "cosine": partial(schedules.cosine, num_updates=num_steps, num_warmup=warmup),
+        "cosine_with_min_lr": partial(
+            schedules.cosine, num_updates=num_steps, num_warmup=warmup, floor=floor
+        ),
+    }[chosen.lr_scheduler_type]()
+
+
+def dtype(chosen: options.Options, device: ports.Device) -> torch.dtype:
+    """Return what the parameters are; a dtype that the device lacks is refused."""
+    wanted = device.dtype if chosen.dtype == "auto" else getattr(torch, chosen.dtype)
+    if wanted not in device.dtypes:
+        have = ", ".join(str(d).removeprefix("torch.") for d in device.dtypes)
+        raise mistake.Mistake(f"dtype {chosen.dtype} does not exist on {device.name}; use one of {have}")
+    return wanted
+
+
+def tokenizer(chosen: options.Options) -> transformers.PreTrainedTokenizerBase:
+    """Load the tokenizer, the one of the model where no other is named.
+
+    Raises:
+        mistake.Mistake: there is none.
+    """
+    path = chosen.tokenizer or chosen.model
+    if path == "tiny":
+        return tiny.tokenizer()
+    try:
+        return transformers.AutoTokenizer.from_pretrained(
+            path,
+            revision=chosen.revision if chosen.tokenizer is None else None,
+            trust_remote_code=chosen.trust_remote_code,
+        )
+    except (OSError, ValueError, KeyError, ImportError) as problem:
+        raise mistake.Mistake(
+            f"{path} has no tokenizer that can be loaded ({_first_line(problem)}); "
+            "name a folder or hub id that has one with --tokenizer"
+        ) from problem
+
+
+def config(chosen: options.Options) -> transformers.PretrainedConfig:
+    """Read the model's config; the first thing that a missing or broken model folder fails at."""
+    path = str(chosen.model)
+    if path == "tiny":
+        return tiny_config(chosen)
+    try:
+        return transformers.AutoConfig.from_pretrained(
+            path, revision=chosen.revision, trust_remote_code=chosen.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as problem:
+        where = "folder" if pathlib.Path(path).exists() else "folder or hub id"
+        raise mistake.Mistake(
+            f"model {path} cannot be loaded: no {where} with a model that transformers knows "
+            f"({_first_line(problem)}); name one with --model"
+        ) from problem
+
+
+def tiny_config(chosen: options.Options) -> transformers.LlamaConfig:
+    """Return the shape of the built-in model: a Llama of 1.1 million parameters over bytes."""
+    words = tiny.tokenizer() if chosen.tokenizer is None else tokenizer(chosen)
+    return transformers.LlamaConfig(
+        vocab_size=-(-len(words) // 64) * 64,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=words.eos_token_id,
+        pad_token_id=words.pad_token_id,
+    )
+
+
+def attention(chosen: options.Options, device: ports.Device) -> str:
+    """Return the kind of tree attention: `rectangles` or `mask`."""
+    return ATTENTION[chosen.attn_implementation] or device.attention[0]
+
+
+def data_seed(chosen: options.Options) -> int | None:
+    """Return the seed of the order of rows, None when they are taken as they come."""
+    if not chosen.shuffle_dataset:
+        return None
+    return chosen.seed if chosen.data_seed is None else chosen.data_seed
+
+
+def max_length(
+    command: config_.Command, described: transformers.PretrainedConfig, note: Callable[[str], None]
+) -> int | None:
+    """Return the most tokens of a sequence: what was asked for, and no more than the model holds.
+
+    Args:
+        command: what was asked for.
+        described: the model's config.
+        note: told when the model holds fewer than the default.
+    """
+    wanted, holds = command.options.max_length, _holds(described)
+    if wanted is None or holds is None or wanted <= holds:
+        return holds if wanted is None else wanted
+    if "max_length" in command.given:
+        raise mistake.Mistake(
+            f"max_length {wanted} came; model {command.options.model} holds {holds}: lower it"
+        )
+    note(f"max_length is {holds}, what model {command.options.model} holds")
+    return holds
+
+
+def check_dropout(chosen: options.Options, described: transformers.PretrainedConfig) -> None:
+    """Refuse dropout on trees: branches would share the mask of their prefix."""
+    rates = dropouts(described)
+    if rates and chosen.packing == "tree" and not chosen.disable_dropout:
+        told = ", ".join(f"{name} {rate}" for name, rate in rates.items())
+        raise mistake.Mistake(
+            f"model {chosen.model} has {told}, and samples that share a prefix would share its mask; train without "
+            "dropout (--disable_dropout) or without sharing (--packing none)"
+        )
+
+
+def model(
+    chosen: options.Options, device: ports.Device
+) -> tuple[transformers_lm.TransformersLM, dict[str, Tensor]]:
+    """Load the model and its parameters.
+
+    Raises:
+        mistake.Mistake: it cannot be loaded, or cannot be trained on trees.
+    """
+    modes = {
+        "attention": attention(chosen, device),
+        "dropout": not chosen.disable_dropout,
+        "gradient_checkpointing": chosen.gradient_checkpointing,
+    }
+    wanted = dtype(chosen, device)
+    try:
+        if chosen.model == "tiny":
+            return loading.bind(_tiny(chosen, wanted).to(device.type), **modes)
+        return loading.load(
+            str(chosen.model),
+            dtype=wanted,
+            device=device.type,
+            revision=chosen.revision,
+            trust_remote_code=chosen.trust_remote_code,
+            **modes,
+        )
+    except (OSError, ValueError) as problem:
+        raise mistake.Mistake(f"model {chosen.model}: {_first_line(problem)}") from problem
+
+
+def _tiny(chosen: options.Options, wanted: torch.dtype) -> transformers.PreTrainedModel:
+    """Draw the built-in model's weights from the seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(chosen.seed)
+        made = transformers.AutoModelForCausalLM.from_config(
+            tiny_config(chosen), dtype=wanted, attn_implementation=tree_attention.NAME
+        )
+    made.generation_config = transformers.GenerationConfig.from_model_config(made.config)
+    return made
+
+
+def _holds(described: transformers.PretrainedConfig) -> int | None:
+    """Return the positions that a model was made for."""
+    text = described.get_text_config()
+    return getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
+
+
+def dropouts(config: transformers.PretrainedConfig) -> Mapping[str, float]:
+    """Return the dropout rates above 0 in a config, by name."""
+    text = config.get_text_config()
+    rates = {n: v for n, v in text.to_dict().items() if n.endswith(("dropout", "_pdrop"))}
+    return {n: float(v) for n, v in rates.items() if isinstance(v, int | float) and v > 0}
+
+
+def _own(name: str) -> algorithms.Algorithm:
+    """Import the caller's own algorithm."""
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as problem:
+        raise mistake.Mistake(f"algorithm {name} cannot be imported: {_first_line(problem)}") from problem
+    if not isinstance(found, algorithms.Algorithm):
+        raise mistake.Mistake(f"algorithm {name} is a {type(found).__name__}; an Algorithm was wanted")
+    return found
+
+
+def _first_line(problem: BaseException) -> str:
+    """Return the first line of what went wrong."""
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0]

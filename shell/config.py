@@ -1,0 +1,215 @@
+"""Options of a run, read from a command line and a YAML file; mistakes are told before torch is imported.
+
+`ALGORITHM [--config FILE.yaml] [--key value ...]`; the command line wins over the file. A flag may stand bare
+(`--streaming`) or be switched off (`--streaming false`, `--no_streaming`). Lists and mappings are YAML
+(`--dataset '[a.jsonl, {path: b.jsonl, weight: 2}]'`); a list may also be several words (`--key one two`).
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from shell import checks, entries, manual, mistake, options, translate
+from shell.options import Options
+
+_OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+@attrs.frozen(kw_only=True)
+class Command:
+    """What was asked for.
+
+    Attributes:
+        algorithm: a name, or `module:name` of a caller's own.
+        options: every option, resolved.
+        given: names of the options that were set, not left at their defaults.
+        notes: a line for each key that was ignored or read as something else.
+    """
+
+    algorithm: str
+    options: Options
+    given: frozenset[str]
+    notes: tuple[str, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Source:
+    """One dataset of a run: a path, hub id or task by name, its weight, and where in it the rows stand."""
+
+    path: str
+    weight: float = 1.0
+    config: str | None = None
+    split: str | None = None
+
+
+def parse(argv: Sequence[str]) -> Command:
+    """Read a command line.
+
+    Args:
+        argv: the words after the program's name.
+
+    Returns:
+        The algorithm and every option, resolved.
+
+    Raises:
+        Mistake: one line: where, what came, what was wanted, and the nearest right name.
+        SystemExit: status 0, when help was asked for and printed.
+    """
+    words = list(argv)
+    if not words:
+        raise mistake.Mistake(
+            f"no algorithm came; one of {options.names()} or module:name was wanted. See --help."
+        )
+    if words[0] == "help" or "-h" in words or "--help" in words:
+        known = words[0] if words[0] in options.ALGORITHMS or _OWN.fullmatch(words[0]) else None
+        print(manual.usage(known))
+        raise SystemExit(0)
+    algorithm = _algorithm(words[0])
+    written = entries.from_words(words[1:])
+    files = [entry for entry in written if entry.key == "config"]
+    told = [entry for entry in written if entry.key != "config"]
+    for entry in files:
+        if not entry.text:
+            raise mistake.Mistake(f"--config: {entry.came()}; one YAML file was wanted.")
+        told = [*entries.from_file(entry.value), *told]
+    return _resolved(algorithm, told)
+
+
+def from_values(algorithm: str, values: Mapping[str, Any]) -> Command:
+    """Read options that a Python caller gives by keyword; the same rules as on a command line.
+
+    Args:
+        algorithm: a name, or `module:name`.
+        values: by key, ours or people's.
+
+    Returns:
+        The algorithm and every option, resolved.
+
+    Raises:
+        Mistake: as `parse`.
+    """
+    return _resolved(_algorithm(algorithm), entries.from_values(values))
+
+
+def to_yaml(chosen: Options) -> str:
+    """Write options as a file that `parse` reads back to the same ones."""
+    kept = {
+        name: value
+        for name, value in plain(chosen).items()
+        if value is not None or options.FIELDS[name].default is not None
+    }
+    return entries.dump(kept)
+
+
+def changes(old: Mapping[str, Any], new: Options) -> list[str]:
+    """Name the options whose change gives other weights, so that a run cannot be continued under them.
+
+    Args:
+        old: options of the run that is there, as its config.yaml has them.
+        new: options now.
+
+    Returns:
+        Names in the order of the options.
+    """
+    now = plain(new)
+    usual = plain(Options())
+    return [
+        name
+        for name, value in now.items()
+        if options.about(name).result and old.get(name, usual[name]) != value
+    ]
+
+
+def sources(rows: options.Rows, *, config: str | None = None, split: str | None = None) -> tuple[Source, ...]:
+    """Return the datasets that `dataset` or `eval_dataset` names.
+
+    Args:
+        rows: the option's value.
+        config: `dataset_config`, for entries without their own.
+        split: `dataset_split` or `eval_split`, likewise.
+    """
+    several = rows if isinstance(rows, tuple) else () if rows is None else (rows,)
+    usual = Source(path="", config=config, split=split)
+    entries_of = (row if isinstance(row, dict) else {"path": row} for row in several)
+    return tuple(attrs.evolve(usual, **entry) for entry in entries_of)
+
+
+def every(interval: float, num_steps: int) -> int:
+    """Return the whole steps of `logging_steps`, `save_steps` or `eval_steps` in a run.
+
+    Args:
+        interval: steps, or below 1 a part of the run.
+        num_steps: steps of the whole run.
+    """
+    return max(1, math.ceil(interval * num_steps)) if interval < 1 else int(interval)
+
+
+def _resolved(algorithm: str, written: Sequence[entries.Entry]) -> Command:
+    """Turn entries into options: names, types, what follows from others, what excludes others."""
+    given, notes = translate.ours(algorithm, written)
+    checks.read(algorithm, given)
+    values = {name: options.default(algorithm, name) for name in options.FIELDS}
+    asked = {name: entry for name, entry in given.items() if options.reads(algorithm, name)}
+    values |= {name: checks.typed(algorithm, name, entry) for name, entry in asked.items()}
+    chosen = _derived(Options(**values), given)
+    checks.together(algorithm, chosen, given)
+    return Command(
+        algorithm=algorithm,
+        options=chosen,
+        given=frozenset(given),
+        notes=(*notes, *_remarks(algorithm, chosen, given)),
+    )
+
+
+def _derived(chosen: Options, given: Mapping[str, entries.Entry]) -> Options:
+    """Settle the options that follow from others."""
+    strategy = chosen.eval_strategy
+    if strategy is None:
+        strategy = "steps" if chosen.eval_steps else "epoch" if chosen.eval_dataset else "no"
+    settled: dict[str, Any] = {"eval_strategy": strategy}
+    if strategy == "steps" and chosen.eval_steps is None:
+        settled["eval_steps"] = chosen.logging_steps
+    if (strategy != "no" or chosen.eval_on_start) and chosen.eval_dataset is None:
+        settled["eval_dataset"] = chosen.dataset
+        settled["eval_split"] = chosen.eval_split or "test"
+    if chosen.save_strategy != "steps" and "save_steps" not in given:
+        settled["save_steps"] = None
+    return attrs.evolve(chosen, **settled)
+
+
+def _remarks(algorithm: str, chosen: Options, given: Mapping[str, entries.Entry]) -> list[str]:
+    """Say what a caller may not expect of options that are right."""
+    told = []
+    if chosen.max_steps is not None and "num_train_epochs" in given:
+        where = given["num_train_epochs"].where
+        told.append(f"{where} is ignored: max_steps {chosen.max_steps} says how long the run is.")
+    if algorithm not in options.ALGORITHMS and "learning_rate" not in given:
+        told.append(
+            f"learning_rate is {chosen.learning_rate:g}, as for sft: {algorithm} has no default of its own."
+        )
+    return told
+
+
+def _algorithm(word: str) -> str:
+    """Return an algorithm that can be run, or refuse it."""
+    if options.ALGORITHMS.get(word) or _OWN.fullmatch(word):
+        return word
+    built = ", ".join(name for name, there in options.ALGORITHMS.items() if there)
+    if word in options.ALGORITHMS:
+        raise mistake.Mistake(f"algorithm {word!r}: it is not built yet; {built} or module:name was wanted.")
+    near = translate.close(word, options.ALGORITHMS)
+    hint = f" Did you mean {near[0]}?" if near else " See --help."
+    raise mistake.Mistake(
+        f"algorithm {word!r}: it does not exist; one of {options.names()} or module:name was wanted.{hint}"
+    )
+
+
+def plain(chosen: Options) -> dict[str, Any]:
+    """Return options as YAML holds them."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in attrs.asdict(chosen, recurse=False).items()
+    }

@@ -1,0 +1,360 @@
+"""Rows to samples, prepared once: tokenised to disk, mapped into memory, found again by what made them."""
+
+import hashlib
+import itertools
+import json
+import os
+import pathlib
+import shutil
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO
+
+import attrs
+import numpy as np
+import tokenizers
+import transformers
+
+from core.plan import batching, sample
+from shell import chat as chats
+from shell import counts, encode, formats, mistake, sources, truncate
+
+# Raised whenever the same rows and options would give other samples or other files.
+FORMAT = 1
+BATCH = 1000
+
+
+@attrs.frozen(kw_only=True)
+class Part:
+    """Rows `start` to `stop` of prepared data: those of one source, whose share of an epoch is `weight`."""
+
+    name: str
+    start: int
+    stop: int
+    weight: float | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Opened:
+    """A source, the format of its rows, and whether they are conversations and bring tools."""
+
+    source: sources.Source
+    kind: str
+    conversation: bool
+    tools: bool
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Prepared:
+    """Samples on disk. A row here is what is trained together: one sample; a piece of a split text is a row.
+
+    Attributes:
+        tokens, trained: the samples one after another, int32 and bool `[tokens]`.
+        starts: where each sample begins in them, int64 `[samples + 1]`.
+        rows: where each row begins among the samples, int64 `[rows + 1]`.
+        parts: which rows came from which source.
+        counts: what became of the rows that were read.
+        fingerprint: names rows, tokenizer, template and options together.
+    """
+
+    tokens: np.ndarray
+    trained: np.ndarray
+    starts: np.ndarray
+    rows: np.ndarray
+    parts: tuple[Part, ...]
+    counts: counts.Counts
+    fingerprint: str
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.rows) - 1
+
+    def samples(self, row: int) -> list[sample.Sample]:
+        """Return the samples of one row; its number is their group and unit."""
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of prepared data that has {len(self)}")
+        bounds = self.starts[self.rows[row] : self.rows[row + 1] + 1].tolist()
+        return [
+            sample.Sample(
+                tokens=self.tokens[start:stop].astype(np.int64),
+                trained=np.array(self.trained[start:stop]),
+                group=int(row),
+                unit=int(row),
+            )
+            for start, stop in itertools.pairwise(bounds)
+        ]
+
+
+def look(found: Sequence[sources.Source]) -> tuple[Opened, ...]:
+    """Read the first row of each source and tell its format: the check that needs no tokenizer.
+
+    Raises:
+        Mistake: when a source is empty, or its columns fit no format.
+    """
+    opened = []
+    for source in found:
+        first = next(source.read(0), None)
+        if first is None:
+            raise mistake.Mistake(f"dataset: {source.name} has no rows.")
+        where, row = first
+        kind = formats.supervised(row.keys(), where=source.name)
+        talks = kind in ("messages", "conversations") or (
+            kind == "prompt and completion"
+            and not all(isinstance(row[name], str) for name in ("prompt", "completion"))
+        )
+        if not talks:
+            formats.parse(row, kind, where=where)
+        opened.append(Opened(source=source, kind=kind, conversation=talks, tools="tools" in row))
+    return tuple(opened)
+
+
+def rules(
+    opened: Sequence[Opened],
+    *,
+    tokenizer: transformers.PreTrainedTokenizerBase,
+    max_length: int | None = None,
+    truncation: str = "keep_start",
+    completion_only_loss: bool | None = None,
+    assistant_only_loss: bool = False,
+    chat_template: str | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> encode.Rules:
+    """Bind the options to a tokenizer, and refuse those that mean nothing for the rows.
+
+    Raises:
+        Mistake: for such options, and when conversations come without a template.
+    """
+    talks = [one for one in opened if one.conversation]
+    chat = None
+    if talks:
+        chat = chats.bind(
+            tokenizer,
+            chat_template=chat_template,
+            settings=chat_template_kwargs,
+            tools=any(one.tools for one in talks),
+        )
+    bound = encode.Rules(
+        tokenizer=tokenizer,
+        chat=chat,
+        max_length=max_length,
+        truncation=truncation,
+        completion_only_loss=completion_only_loss,
+        assistant_only_loss=bool(assistant_only_loss),
+    )
+    for one in opened:
+        encode.check(one.kind, one.conversation, bound, where=one.source.name)
+    return bound
+
+
+def prepare(
+    opened: Sequence[Opened],
+    bound: encode.Rules,
+    *,
+    folder: pathlib.Path,
+    progress: Callable[[int], None] | None = None,
+) -> Prepared:
+    """Tokenise every row to disk, or find that done.
+
+    The files are written aside and renamed when they are whole, so an interrupted preparation leaves nothing
+    that is trusted later.
+
+    Args:
+        opened: from `look`.
+        bound: from `rules`.
+        folder: where prepared data lie, each in a folder named by its fingerprint.
+        progress: told the number of rows read so far.
+
+    Raises:
+        Mistake: naming the first row that cannot be trained, or when nothing is left to train.
+    """
+    key = fingerprint(opened, bound)
+    place = folder / key
+    if not (place / "about.json").is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        _sweep(folder, key)
+        aside = folder / f"{key}.partial-{socket.gethostname()}-{os.getpid()}"
+        aside.mkdir()
+        try:
+            _write(opened, bound, aside, progress)
+            _rename(aside, place)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    return _open(place)
+
+
+def epoch_order(prepared: Prepared, *, seed: int | None, epoch: int) -> np.ndarray:
+    """Return the rows of one epoch in the order in which they are trained, int64 `[rows]`.
+
+    Without weights an epoch is every row once. With weights it is as many draws as there are rows, of which
+    each source gets its share; a source goes on in the next epoch where it stopped, and begins again, in a
+    new order, when it is through. Both depend on the arguments alone, so a resumed run finds its place
+    without a walk.
+
+    Args:
+        prepared: the rows.
+        seed: of the shuffling; None takes rows as they come (sources with weights in turn).
+        epoch: from 0.
+    """
+    total = len(prepared)
+    if all(part.weight is None for part in prepared.parts):
+        return batching.order(total, seed=seed, epoch=epoch)
+    numbers = _shares(prepared.parts, total)
+    drawn = [
+        part.start
+        + _walk(part.stop - part.start, epoch * number, number, None if seed is None else seed + index + 1)
+        for index, (part, number) in enumerate(zip(prepared.parts, numbers, strict=True))
+    ]
+    if seed is not None:
+        return np.concatenate(drawn)[batching.order(total, seed=seed, epoch=epoch)]
+    turns = np.concatenate([(np.arange(number) + 0.5) / max(number, 1) for number in numbers])
+    return np.concatenate(drawn)[np.argsort(turns, kind="stable")]
+
+
+def fingerprint(opened: Sequence[Opened], bound: encode.Rules) -> str:
+    """Return a name for rows, tokenizer, template, options and the libraries that read them."""
+    tokenizer = bound.tokenizer
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    made_of = {
+        "format": FORMAT,
+        "versions": [tokenizers.__version__, transformers.__version__],
+        "sources": [[one.source.fingerprint, one.source.weight, one.kind] for one in opened],
+        "tokenizer": backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items()),
+        "special": {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
+        "template": None if bound.chat is None else [bound.chat.template, bound.chat.settings],
+        "rules": attrs.asdict(bound, filter=lambda field, _: field.name not in ("tokenizer", "chat")),
+    }
+    return hashlib.blake2b(
+        json.dumps(made_of, sort_keys=True, default=str).encode(), digest_size=16
+    ).hexdigest()
+
+
+def batches(
+    rows: Iterator[sources.Located], opened: Opened, bound: encode.Rules
+) -> Iterator[tuple[list[list[truncate.Piece]], counts.Counts]]:
+    """Yield the samples of rows, many rows at a time since tokenizers are quick on many."""
+    template = bound.chat.template if bound.chat is not None else ""
+    while chunk := list(itertools.islice(rows, BATCH)):
+        parsed = [
+            (where, formats.parse(row, opened.kind, where=where, template=template)) for where, row in chunk
+        ]
+        _same_kind(parsed, opened)
+        drafts = encode.drafts(parsed, bound)
+        yield truncate.fit(drafts, max_length=bound.max_length, truncation=bound.truncation)
+
+
+def _same_kind(parsed: Sequence[tuple[str, encode.Parsed]], opened: Opened) -> None:
+    """Refuse text among messages and messages among text: the first row said which."""
+    for where, row in parsed:
+        if isinstance(row, formats.Conversation) != opened.conversation:
+            came, wanted = ("messages", "text") if not opened.conversation else ("text", "messages")
+            raise mistake.Mistake(
+                f"{where}, column prompt: {came} came; the first row has {wanted}, so {wanted} is wanted."
+            )
+
+
+def _write(
+    opened: Sequence[Opened],
+    bound: encode.Rules,
+    folder: pathlib.Path,
+    progress: Callable[[int], None] | None,
+) -> None:
+    """Write the samples of all sources and, last, what they are."""
+    total, parts = counts.Counts(), []
+    lengths: list[np.ndarray] = []
+    with (folder / "tokens.bin").open("wb") as tokens, (folder / "trained.bin").open("wb") as trained:
+        for one in opened:
+            begin = total.samples
+            for pieces, counted in batches(one.source.read(0), one, bound):
+                lengths.append(_append(itertools.chain.from_iterable(pieces), tokens, trained))
+                total = counts.merge(total, counted)
+                if progress is not None:
+                    progress(total.read)
+            parts.append(
+                Part(name=one.source.name, start=begin, stop=total.samples, weight=one.source.weight)
+            )
+            if total.samples == begin:
+                reasons = "; ".join(f"{number} rows: {reason}" for reason, number in total.dropped.items())
+                raise mistake.Mistake(f"dataset: {one.source.name} leaves nothing to train ({reasons}).")
+    starts = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
+    np.save(folder / "starts.npy", starts)
+    np.save(folder / "rows.npy", np.arange(len(starts), dtype=np.int64))
+    about = {"counts": attrs.asdict(total), "parts": [attrs.asdict(part) for part in parts]}
+    (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
+
+
+def _append(pieces: Iterator[truncate.Piece], tokens: BinaryIO, trained: BinaryIO) -> np.ndarray:
+    """Append samples to the files; return their lengths."""
+    lengths = []
+    for piece in pieces:
+        tokens.write(piece.tokens.astype(np.int32).tobytes())
+        trained.write(piece.trained.tobytes())
+        lengths.append(len(piece.tokens))
+    return np.asarray(lengths, np.int64)
+
+
+def _rename(aside: pathlib.Path, place: pathlib.Path) -> None:
+    """Put finished files in their place, on disk before they are named."""
+    for path in aside.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    try:
+        aside.rename(place)
+    except OSError:
+        # Another process prepared the same meanwhile; what it wrote is what we would have.
+        if not (place / "about.json").is_file():
+            raise
+
+
+def _sweep(folder: pathlib.Path, key: str) -> None:
+    """Remove what processes of this machine left behind when they were killed."""
+    for path in folder.glob(f"{key}.partial-{socket.gethostname()}-*"):
+        try:
+            os.kill(int(path.name.rpartition("-")[2]), 0)
+        except ProcessLookupError:
+            shutil.rmtree(path, ignore_errors=True)
+        except PermissionError:
+            continue
+
+
+def _open(place: pathlib.Path) -> Prepared:
+    """Map prepared files into memory."""
+    about = json.loads((place / "about.json").read_text(encoding="utf-8"))
+    return Prepared(
+        tokens=np.memmap(place / "tokens.bin", np.int32, "r"),
+        trained=np.memmap(place / "trained.bin", np.bool_, "r"),
+        starts=np.load(place / "starts.npy", mmap_mode="r", allow_pickle=False),
+        rows=np.load(place / "rows.npy", mmap_mode="r", allow_pickle=False),
+        parts=tuple(Part(**part) for part in about["parts"]),
+        counts=counts.Counts(**about["counts"]),
+        fingerprint=place.name,
+    )
+
+
+def _shares(parts: Sequence[Part], total: int) -> list[int]:
+    """Divide an epoch's draws by weight, the largest remainders rounded up."""
+    weights = np.array([part.weight for part in parts], np.float64)
+    exact = total * weights / weights.sum()
+    numbers = np.floor(exact).astype(np.int64)
+    up = np.argsort(numbers - exact, kind="stable")[: total - int(numbers.sum())]
+    numbers[up] += 1
+    for part, number in zip(parts, numbers, strict=True):
+        if number == 0:
+            raise mistake.Mistake(
+                f"dataset: the weight {part.weight} of {part.name} gives it not one of the {total} rows of an epoch."
+            )
+    return numbers.tolist()
+
+
+def _walk(size: int, start: int, number: int, seed: int | None) -> np.ndarray:
+    """Return `number` draws from `start` on of endless passes over `size` rows, each in its own order."""
+    position = np.arange(start, start + number)
+    passes = {
+        turn: batching.order(size, seed=seed, epoch=turn)
+        for turn in range(start // size, (start + number) // size + 1)
+    }
+    turns, places = np.divmod(position, size)
+    drawn = np.empty(number, np.int64)
+    for turn, permutation in passes.items():
+        chosen = turns == turn
+        drawn[chosen] = permutation[places[chosen]]
+    return drawn

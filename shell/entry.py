@@ -1,0 +1,27 @@
+"""What every entry point does around its work: mistakes in one line, exit statuses."""
+
+import sys
+from collections.abc import Callable
+
+from shell import mistake, roots
+
+
+def guarded(work: Callable[[], int]) -> int:
+    """Run an entry point's work and return its exit status.
+
+    Args:
+        work: returns 0 when done, 130 or 143 after a signal.
+
+    Returns:
+        The work's status; 2 for a mistake of the caller's, told in one line on standard error; 130 when
+        interrupted before there was anything to save. What is our fault is raised.
+    """
+    try:
+        roots.check()
+        return work()
+    except mistake.Mistake as told:
+        print(f"error: {' '.join(str(told).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130

@@ -1,0 +1,94 @@
+"""What is written about options: help on the command line and a page of the documentation."""
+
+import argparse
+from typing import Any
+
+from shell import checks, options
+
+_FORM = "python -m shell.train ALGORITHM [--config FILE.yaml] [--key value ...]"
+_WRITING = (
+    "The command line wins over the file. Flags: --key, --key false or --no_key. Lists: --key one two, or "
+    "--key '[one, two]'. Mappings: --key '{a: 1}'. Keys of TRL and transformers configurations are read too."
+)
+
+
+def usage(algorithm: str | None = None) -> str:
+    """Return the help of the options that an algorithm reads and that are built; None: of all."""
+    which = f"ALGORITHM is one of {options.names()} or module:name." if algorithm is None else algorithm
+    parser = argparse.ArgumentParser(usage=_FORM, description=f"{which}: {_WRITING}", add_help=False)
+    groups: dict[str, Any] = {}
+    for name in options.FIELDS:
+        known = options.about(name)
+        if algorithm is not None and not (options.reads(algorithm, name) and known.built):
+            continue
+        if known.group not in groups:
+            groups[known.group] = parser.add_argument_group(known.group)
+        groups[known.group].add_argument(f"--{name}", metavar="", help=_line(algorithm, name))
+    return parser.format_help()
+
+
+def as_markdown() -> str:
+    """Return the page that lists every option."""
+    lines = [
+        "# Options",
+        "",
+        f"`{_FORM}`",
+        "",
+        f"ALGORITHM is one of {options.names()} or `module:name`.",
+        _WRITING,
+    ]
+    group = ""
+    for name in options.FIELDS:
+        known = options.about(name)
+        if known.group != group:
+            group = known.group
+            lines += ["", f"## {group.capitalize()}", "", "| option | takes | default | read by | what |"]
+            lines += ["| --- | --- | --- | --- | --- |"]
+        readers = "all" if known.only is None else " ".join(_reader(one) for one in known.only)
+        later = "" if known.built else " Not built yet."
+        cells = (f"`{name}`", _takes(name), _defaults(name), readers, f"{known.text}.{later}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _line(algorithm: str | None, name: str) -> str:
+    """Describe an option: what it is, what it takes, what it is when nobody sets it."""
+    known = options.about(name)
+    takes = _takes(name) if algorithm is None else checks.wanted(algorithm, name)
+    usual = _defaults(name) if algorithm is None else _shown(options.default(algorithm, name))
+    later = "" if known.built else "; not built yet"
+    return f"{known.text} [{takes}; default: {usual.replace('`', '')}{later}]".replace("%", "%%")
+
+
+def _reader(name: str) -> str:
+    """Name an algorithm."""
+    return "module:name" if name == options.OWN else name
+
+
+def _takes(name: str) -> str:
+    """Say what an option takes, whatever the algorithm."""
+    listed = options.about(name).choices
+    if listed is None:
+        return checks.wanted(options.OWN, name)
+    return "; ".join(f"{algorithm}: {', '.join(taken)}" for algorithm, taken in listed.items())
+
+
+def _defaults(name: str) -> str:
+    """Say what an option is when nobody sets it, under each algorithm."""
+    known = options.about(name)
+    by = dict(known.only or known.differs)
+    if known.only is not None and len(set(map(str, by.values()))) == 1:
+        return _shown(next(iter(by.values())))
+    usual = [] if known.only is not None else [_shown(options.FIELDS[name].default)]
+    return ", ".join([*usual, *(f"{_reader(one)} {_shown(value)}" for one, value in by.items())])
+
+
+def _shown(value: Any) -> str:
+    """Write a default as YAML does."""
+    if value is None or value == ():
+        return "not set"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+if __name__ == "__main__":
+    print(as_markdown(), end="")

@@ -1,0 +1,49 @@
+"""Evaluation, in training and on its own: the same packs, loss and reduction as a step, without gradients.
+
+The totals are those of the whole dataset, so the batch size and the number of ranks change nothing but
+rounding.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from core import algorithms, metrics, pack, ports, steps
+from shell import data, feed
+
+
+def measure(
+    model: ports.Model,
+    algorithm: algorithms.Algorithm,
+    params: ports.Params,
+    rows: data.Prepared,
+    *,
+    key: int,
+    packing: Mapping[str, Any],
+    batch_size: int,
+    carry: Mapping[str, float] | None = None,
+    ranks: ports.Ranks = ports.ALONE,
+) -> dict[str, float]:
+    """Return the loss and the metrics over all rows, under `eval_...`.
+
+    Args:
+        model, algorithm, params: what is evaluated and by which loss.
+        rows: each is seen once.
+        key: names the draws.
+        packing: how packs are made, the arguments of `feed.packs`.
+        batch_size: rows that are planned together.
+        carry: what the algorithm remembers.
+        ranks: who shares the work; all return the same.
+    """
+    order = feed.Feed(rows=rows, batch_size=batch_size, seed=None)
+    counts = pack.count([s for row in range(len(rows)) for s in rows.samples(row)])
+    value, means, place, tokens = 0.0, {}, 0, 0
+    while place < len(rows):
+        samples, place = feed.take(order, place)
+        tokens += sum(len(s.tokens) for s in samples)
+        needs = (*algorithm.needs, *algorithm.watches)
+        packs = feed.packs(samples, algorithm, needs=needs, counts=counts, ranks=ranks, **packing)
+        part, found = steps.evaluate(model, algorithm, params, packs, key, carry=carry, ranks=ranks)
+        value += float(part)
+        means = metrics.merge(means, metrics.host(found))
+    named = {"loss": value, **metrics.values(means), "num_tokens": float(tokens)}
+    return {f"eval_{name}": number for name, number in named.items()}

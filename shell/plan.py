@@ -1,0 +1,144 @@
+"""What a run promises before its first step: the dry run's table, and run.json's."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import torch
+
+from core import ports
+from core.plan import batching, cost
+from shell import config, feed
+
+MAX_STEPS = 64
+PROBE = 1024  # rows of the square matrices that the speed of a device is guessed from
+
+
+@attrs.frozen(kw_only=True)
+class Promise:
+    """A plan in figures.
+
+    Attributes:
+        steps: optimizer steps of the whole run.
+        steps_planned: steps of the first epochs that the figures below were counted on.
+        rows: rows of the dataset.
+        samples, packs: per step, on average.
+        packing_ratio, flop_ratio, row_fill_frac, row_imbalance, pad_frac: as the metrics of these names.
+        largest_pack: unique tokens in the largest pack.
+        token_budget: most unique tokens in a forward.
+        peak_memory_bytes: estimate for one process.
+        flops: of the whole run.
+        trained_tokens: of the whole run.
+    """
+
+    steps: int
+    steps_planned: int
+    rows: int
+    samples: float
+    packs: float
+    packing_ratio: float
+    flop_ratio: float
+    row_fill_frac: float
+    row_imbalance: float
+    pad_frac: float
+    largest_pack: int
+    token_budget: int
+    peak_memory_bytes: int
+    flops: int
+    trained_tokens: int
+
+
+def promise(
+    rows: feed.Feed,
+    num_steps: int,
+    packing: Mapping[str, Any],
+    couples: str,
+    ranks: ports.Ranks,
+    *,
+    checkpointing: bool,
+) -> Promise:
+    """Plan the run's first steps without building a tensor, and extrapolate.
+
+    Args:
+        rows: what is trained on.
+        num_steps: of the whole run.
+        packing: how packs are made, the arguments of `feed.packs`.
+        couples: what must be seen together.
+        ranks: who shares the steps.
+        checkpointing: activations are made again in backward.
+    """
+    budget, share, shape = packing["budget"], packing["share"], packing["shape"]
+    place, planned, trained = 0, [], 0
+    for _ in range(min(num_steps, MAX_STEPS)):
+        samples, place = feed.take(rows, place)
+        trained += sum(int(s.trained.sum()) for s in samples)
+        assigned = batching.assign(
+            samples, budget=budget, couples=couples, num_ranks=ranks.num, share=share, shape=shape
+        )
+        planned.append(cost.summarize(samples, assigned, shape, budget=budget, share=share))
+    count, nodes = len(planned), sum(p.nodes for p in planned)
+    flops = sum(p.flops for p in planned)
+    largest = max(p.largest for p in planned)
+    return Promise(
+        steps=num_steps,
+        steps_planned=count,
+        rows=len(rows.rows),
+        samples=sum(p.samples for p in planned) / count,
+        packs=sum(p.packs for p in planned) / count,
+        packing_ratio=sum(p.rows for p in planned) / max(1, nodes),
+        flop_ratio=sum(p.flop_ratio * p.flops for p in planned) / max(1, flops),
+        row_fill_frac=nodes / max(1.0, sum(p.nodes / p.fill for p in planned if p.fill)),
+        row_imbalance=sum(p.imbalance for p in planned) / count,
+        pad_frac=sum(p.pad_share for p in planned) / count,
+        largest_pack=largest,
+        token_budget=budget,
+        peak_memory_bytes=cost.peak_bytes(shape, min(largest, budget), checkpointing=checkpointing),
+        flops=flops * num_steps // count,
+        trained_tokens=trained * num_steps // count,
+    )
+
+
+def table(promised: Promise, chosen: config.Options, device: ports.Device, ranks: ports.Ranks) -> str:
+    """Lay a promise out for a person, with what it would cost when a price is given.
+
+    Args:
+        promised: the plan in figures.
+        chosen: the options.
+        device: whose speed is guessed, from one product of matrices.
+        ranks: who shares the steps.
+    """
+    lines = {
+        "steps": f"{promised.steps}",
+        "rows": f"{promised.rows}",
+        "samples a step": f"{promised.samples:.1f}",
+        "packs a step": f"{promised.packs:.1f} of at most {promised.token_budget} unique tokens",
+        "packing ratio": f"{promised.packing_ratio:.2f} tokens of samples to one that runs",
+        "FLOP ratio": f"{promised.flop_ratio:.2f}",
+        "fill": f"{promised.row_fill_frac:.1%}",
+        "imbalance of ranks": f"{promised.row_imbalance:.2f}",
+        "padded share": f"{promised.pad_frac:.1%}",
+        "largest pack": f"{promised.largest_pack} unique tokens",
+        "peak memory": f"{promised.peak_memory_bytes / 2**30:.2f} GiB (estimate, one process)",
+        "trained tokens": f"{promised.trained_tokens}",
+        "FLOPs": f"{promised.flops:.2e}",
+    }
+    if chosen.price_per_hour is not None:
+        seconds = promised.flops / speed(device) / ranks.num
+        cost_of = seconds / 3600 * chosen.price_per_hour * ranks.num
+        million = cost_of / max(1, promised.trained_tokens) * 1e6
+        lines["cost"] = f"{cost_of:.2g}, {million:.2g} a million trained tokens (guess from a matrix product)"
+    if promised.steps_planned < promised.steps:
+        lines["counted on"] = f"the first {promised.steps_planned} steps"
+    return "\n".join(f"{name:<20}{value}" for name, value in lines.items())
+
+
+def speed(device: ports.Device) -> float:
+    """Return the FLOPs a second that a product of matrices reaches on a device, the best of three."""
+    square = torch.ones(PROBE, PROBE, dtype=device.dtype, device=device.type)
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        float((square @ square)[0, 0])
+        seconds.append(time.perf_counter() - start)
+    return 2 * PROBE**3 / min(seconds)

@@ -1,0 +1,367 @@
+"""Where rows come from: files, folders, the hub, built-in tasks. Rows are plain dictionaries.
+
+Files are read here rather than by a dataframe library: one schema over all rows gives each row the null fields
+of every other (tools, tool calls), copies the file into a cache elsewhere, and cannot say which line is broken.
+Rows are counted from 0, lines from 1.
+"""
+
+import csv
+import difflib
+import hashlib
+import itertools
+import json
+import pathlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from shell import demo, mistake
+
+Row = Mapping[str, Any]
+Located = tuple[str, Row]
+
+SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
+
+_SLICED = re.compile(r"(?P<name>[\w.-]+?)(?:\[(?P<start>\d*):(?P<stop>\d*)\])?")
+
+
+@attrs.frozen(kw_only=True)
+class Source:
+    """One place that rows come from.
+
+    Attributes:
+        name: how messages call it.
+        read: from a row number on, yields where each row stands (for messages) and the row.
+        fingerprint: changes when the rows change.
+        weight: its share of an epoch beside the other sources; None when sources are simply joined.
+    """
+
+    name: str
+    read: Callable[[int], Iterator[Located]]
+    fingerprint: str
+    weight: float | None = None
+
+
+def find(
+    dataset: str | Sequence[str | Mapping[str, Any]],
+    *,
+    config: str | None = None,
+    split: str | None = None,
+    streaming: bool = False,
+) -> tuple[Source, ...]:
+    """Find everything that a `dataset` option names. Nothing is read but what a fingerprint needs.
+
+    Args:
+        dataset: a file, a folder (of files, or saved by `datasets`), a hub id, a built-in task; or a list of
+            these, each alone or as `{path, weight, split, config}`. Weights are shares; where one has a
+            weight, all need one.
+        config: the hub dataset's configuration.
+        split: default `train`; `train[:100]` takes the first rows.
+        streaming: read the hub row by row instead of downloading first.
+
+    Raises:
+        Mistake: when something is not there, or the list is not as described.
+    """
+    entries = [dataset] if isinstance(dataset, str) else list(dataset)
+    if not entries:
+        raise mistake.Mistake("dataset is an empty list; name a file, a folder, a hub id or a built-in task.")
+    wanted = [_entry(entry, config, split) for entry in entries]
+    weighted = [entry for entry in wanted if entry["weight"] is not None]
+    if weighted and len(weighted) < len(wanted):
+        raise mistake.Mistake(
+            "dataset: some of the entries have a weight and some none; give each one or none of them."
+        )
+    return tuple(
+        attrs.evolve(
+            _source(entry["path"], entry["config"], entry["split"], streaming), weight=entry["weight"]
+        )
+        for entry in wanted
+    )
+
+
+def _entry(entry: str | Mapping[str, Any], config: str | None, split: str | None) -> dict[str, Any]:
+    """Bring one entry of the list into one form."""
+    keys = ("path", "weight", "split", "config")
+    if isinstance(entry, str):
+        entry = {"path": entry}
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("path"), str) or set(entry) - set(keys):
+        raise mistake.Mistake(
+            f"dataset: {entry!r} is neither a path nor a mapping with the keys {', '.join(keys)}."
+        )
+    weight = entry.get("weight")
+    if weight is not None and not (isinstance(weight, int | float) and 0 < weight < float("inf")):
+        raise mistake.Mistake(
+            f"dataset: the weight of {entry['path']} is {weight!r}; a number above 0 is wanted."
+        )
+    return {
+        "path": entry["path"],
+        "weight": None if weight is None else float(weight),
+        "split": entry.get("split") or split or "train",
+        "config": entry.get("config") or config,
+    }
+
+
+def _source(path: str, config: str | None, split: str, streaming: bool) -> Source:
+    """Tell what a name means, and open it."""
+    name, start, stop = _slice(split)
+    place = pathlib.Path(path).expanduser()
+    if "[" in name and (path == "demo" or place.exists()):
+        raise mistake.Mistake(
+            f"dataset_split is {split!r}; of files, a split and whole rows are wanted: train[10:20]."
+        )
+    if path == "demo":
+        if name not in demo.SPLITS:
+            raise mistake.Mistake(f"dataset demo has no split {name!r}; it has {' and '.join(demo.SPLITS)}.")
+        rows = demo.rows(name)
+        return _sliced(
+            Source(name="demo", read=_listed("demo", rows), fingerprint=_digest(json.dumps(rows))),
+            start,
+            stop,
+        )
+    if place.is_file():
+        return _sliced(_file(place), start, stop)
+    if place.is_dir() and any(
+        (place / known).exists() for known in ("dataset_info.json", "dataset_dict.json", "state.json")
+    ):
+        return _sliced(_saved(place, name), start, stop)
+    if place.is_dir():
+        return _sliced(_folder(place, name), start, stop)
+    if place.suffix in SUFFIXES or path.startswith((".", "/", "~")) or path.count("/") > 1:
+        raise mistake.Mistake(f"dataset: there is no file or folder {path}{_nearest(place)}.")
+    return _hub(path, config, split, streaming)
+
+
+def _slice(split: str) -> tuple[str, int, int | None]:
+    """Read `train[10:20]`."""
+    match = _SLICED.fullmatch(split)
+    if match is None:
+        return split, 0, None
+    return match["name"], int(match["start"] or 0), int(match["stop"]) if match["stop"] else None
+
+
+def _sliced(source: Source, start: int, stop: int | None) -> Source:
+    """Keep the rows of a slice."""
+    if start == 0 and stop is None:
+        return source
+
+    def read(first: int) -> Iterator[Located]:
+        rows = source.read(start + first)
+        return rows if stop is None else itertools.islice(rows, max(stop - start - first, 0))
+
+    return attrs.evolve(source, read=read, fingerprint=_digest(f"{source.fingerprint}[{start}:{stop}]"))
+
+
+def _file(path: pathlib.Path) -> Source:
+    """Open one file by its suffix."""
+    readers = {".jsonl": _json_lines, ".json": _json, ".parquet": _parquet, ".csv": _csv}
+    if path.suffix not in readers:
+        raise mistake.Mistake(
+            f"dataset: {path} ends in {path.suffix or 'nothing'}; wanted is one of {' '.join(SUFFIXES)}."
+        )
+    with path.open("rb") as file:
+        fingerprint = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    reader = readers[path.suffix]
+    return Source(name=str(path), read=lambda first: reader(path, first), fingerprint=fingerprint)
+
+
+def _folder(path: pathlib.Path, split: str) -> Source:
+    """Join the files of a folder by name: those of the split where names begin with one, else all."""
+    files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+    if not files:
+        raise mistake.Mistake(
+            f"dataset: the folder {path} holds no file that ends in one of {' '.join(SUFFIXES)}."
+        )
+    named = [file for file in files if re.match(rf"{re.escape(split)}([^a-z]|$)", file.stem)]
+    if not named and split != "train":
+        raise mistake.Mistake(
+            f"dataset: no file of the folder {path} begins with the split's name {split!r}; there are "
+            f"{', '.join(file.name for file in files[:8])}."
+        )
+    parts = [_file(file) for file in named or files]
+
+    def read(first: int) -> Iterator[Located]:
+        return itertools.islice(itertools.chain.from_iterable(part.read(0) for part in parts), first, None)
+
+    return Source(
+        name=str(path), read=read, fingerprint=_digest(" ".join(part.fingerprint for part in parts))
+    )
+
+
+def _json_lines(path: pathlib.Path, first: int) -> Iterator[Located]:
+    """Read one object a line; empty lines are no rows."""
+    with path.open("rb") as file:
+        filled = ((number, line) for number, line in enumerate(file, 1) if line.strip())
+        for row, (number, line) in enumerate(itertools.islice(filled, first, None), first):
+            where = f"row {row} (line {number} of {path})"
+            yield where, _object(_parsed(line, f"{path}, line {number}"), where)
+
+
+def _json(path: pathlib.Path, first: int) -> Iterator[Located]:
+    """Read a list of objects; a file that holds one object a line is read as such."""
+    data = path.read_bytes()
+    head = data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+    if (
+        head == b"{"
+        and len(data.splitlines()) > 1
+        and _is_whole(data.lstrip(b"\xef\xbb\xbf \t\r\n").splitlines()[0])
+    ):
+        yield from _json_lines(path, first)
+        return
+    rows = _parsed(data, str(path))
+    if isinstance(rows, Mapping) and isinstance(rows.get("data"), list):
+        rows = rows["data"]
+    if isinstance(rows, Mapping):
+        rows = [rows]
+    if not isinstance(rows, list):
+        raise mistake.Mistake(
+            f"{path} holds a {type(rows).__name__}; a list of objects is wanted, or one object a line."
+        )
+    for number, row in enumerate(rows[first:], first):
+        where = f"row {number} of {path}"
+        yield where, _object(row, where)
+
+
+def _is_whole(line: bytes) -> bool:
+    """Tell whether a line is JSON by itself."""
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
+def _parsed(data: bytes, where: str) -> Any:
+    """Parse JSON, or say where it is broken."""
+    try:
+        return json.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise mistake.Mistake(
+            f"{where} is not UTF-8 (byte {error.start}); save the file as UTF-8."
+        ) from error
+    except ValueError as error:
+        raise mistake.Mistake(f"{where} is not JSON: {error}; mend or remove it.") from error
+
+
+def _object(row: Any, where: str) -> Row:
+    """Refuse rows that are no objects."""
+    if not isinstance(row, Mapping):
+        raise mistake.Mistake(f"{where} is a {type(row).__name__}; an object with named columns is wanted.")
+    return row
+
+
+def _csv(path: pathlib.Path, first: int) -> Iterator[Located]:
+    """Read a table with a header; every value is text."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        table = csv.DictReader(file, strict=True)
+        try:
+            for number, row in enumerate(itertools.islice(table, first, None), first):
+                if None in row or None in row.values():
+                    raise mistake.Mistake(
+                        f"{path}, line {table.line_num}, has more or fewer columns than its header."
+                    )
+                yield f"row {number} (line {table.line_num} of {path})", row
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise mistake.Mistake(
+                f"{path}, line {table.line_num + 1}, cannot be read: {error}; mend or remove it."
+            ) from error
+
+
+def _parquet(path: pathlib.Path, first: int) -> Iterator[Located]:
+    """Read a table batch by batch."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as table:
+            batches = table.iter_batches(batch_size=1000)
+            rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
+            for number, row in enumerate(itertools.islice(rows, first, None), first):
+                yield f"row {number} of {path}", row
+    except pyarrow.ArrowException as error:
+        raise mistake.Mistake(f"{path} cannot be read as parquet: {error}.") from error
+
+
+def _saved(path: pathlib.Path, split: str) -> Source:
+    """Open a folder written by `save_to_disk`."""
+    import datasets
+
+    try:
+        loaded = datasets.load_from_disk(str(path))
+    except (OSError, ValueError) as error:
+        raise mistake.Mistake(
+            f"dataset: the folder {path} cannot be read: {' '.join(str(error).split())}."
+        ) from error
+    if isinstance(loaded, datasets.DatasetDict):
+        if split not in loaded:
+            raise mistake.Mistake(
+                f"dataset: {path} has no split {split!r}; it has {', '.join(map(str, loaded))}."
+            )
+        loaded = loaded[split]
+    return _loaded(str(path), loaded)
+
+
+def _hub(path: str, config: str | None, split: str, streaming: bool) -> Source:
+    """Open a dataset of the hub, or its cached copy when the hub cannot be reached. No code of it is run."""
+    import datasets
+    import huggingface_hub
+
+    offline = datasets.config.HF_HUB_OFFLINE
+    try:
+        if not _reached(path):
+            # Without this the library asks again and again for half a minute before it looks into its cache.
+            datasets.config.HF_HUB_OFFLINE = True
+        loaded = datasets.load_dataset(path, config, split=split, streaming=streaming)
+    except (OSError, ValueError, RuntimeError, huggingface_hub.errors.HfHubHTTPError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise mistake.Mistake(
+            f"dataset: {path!r} is no file or folder here and no built-in task (demo); the hub: {reason}"
+        ) from error
+    finally:
+        datasets.config.HF_HUB_OFFLINE = offline
+    return _loaded(path, loaded)
+
+
+def _reached(path: str) -> bool:
+    """Tell whether the hub answers for this name at once."""
+    import huggingface_hub
+
+    try:
+        huggingface_hub.HfApi().dataset_info(path, timeout=10)
+    except huggingface_hub.errors.HfHubHTTPError:
+        # It answers, and what it says (no such dataset, no right to it) the loader will say better.
+        return True
+    except Exception:
+        # Whatever else keeps the answer away, from whichever HTTP library: it is not there.
+        return False
+    return True
+
+
+def _loaded(name: str, loaded: Any) -> Source:
+    """Wrap a dataset of the `datasets` library, whole or streamed."""
+
+    def read(first: int) -> Iterator[Located]:
+        rows = loaded.skip(first) if first else loaded
+        for number, row in enumerate(rows, first):
+            yield f"row {number} of {name}", row
+
+    return Source(name=name, read=read, fingerprint=str(getattr(loaded, "_fingerprint", "") or name))
+
+
+def _listed(name: str, rows: Sequence[Row]) -> Callable[[int], Iterator[Located]]:
+    """Read from rows in memory."""
+    return lambda first: ((f"row {number} of {name}", row) for number, row in enumerate(rows[first:], first))
+
+
+def _digest(text: str) -> str:
+    """Return a short hash."""
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _nearest(path: pathlib.Path) -> str:
+    """Name what is in the folder and reads like the missing name."""
+    if not path.parent.is_dir():
+        return f" (there is no folder {path.parent} either)"
+    close = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1)
+    return f"; did you mean {path.parent / close[0]}" if close else ""

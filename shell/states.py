@@ -1,0 +1,50 @@
+"""TrainState to what a checkpoint holds, and back."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+from torch import Tensor
+
+from core import record, steps
+
+STATIC = ("step", "key", "place")
+
+
+def split(state: steps.TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors of a state by path, and its numbers."""
+    paths, leaves, _ = record.tree.flatten_with_path(state)
+    named = {"/".join(map(str, path)): leaf for path, leaf in zip(paths, leaves, strict=True)}
+    tensors = {path: leaf for path, leaf in named.items() if isinstance(leaf, Tensor)}
+    numbers = {path: leaf for path, leaf in named.items() if path not in tensors}
+    return tensors, {**{n: getattr(state, n) for n in STATIC}, "numbers": numbers}
+
+
+def join(
+    template: steps.TrainState, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
+) -> steps.TrainState:
+    """Rebuild a state.
+
+    Args:
+        template: a state of the same structure, its contents unused.
+        tensors: by path, as `split` returned them.
+        values: the numbers of `split`.
+
+    Raises:
+        ValueError: a path is missing, or a shape or dtype differs.
+    """
+    paths, leaves, structure = record.tree.flatten_with_path(template)
+    found = []
+    for path, leaf in zip(paths, leaves, strict=True):
+        name = "/".join(map(str, path))
+        stored = tensors[name] if name in tensors else values["numbers"].get(name)
+        if stored is None:
+            raise ValueError(f"the checkpoint has no {name}; it was written for another model or optimizer.")
+        if isinstance(leaf, Tensor) and (stored.shape, stored.dtype) != (leaf.shape, leaf.dtype):
+            raise ValueError(
+                f"{name} is {stored.dtype} {tuple(stored.shape)} in the checkpoint; the model has "
+                f"{leaf.dtype} {tuple(leaf.shape)}."
+            )
+        found.append(stored.to(leaf.device) if isinstance(leaf, Tensor) else stored)
+    state = record.tree.unflatten(structure, found)
+    return attrs.evolve(state, **{n: values[n] for n in STATIC})

@@ -1,0 +1,29 @@
+"""Runs the tests of torch.compile in a process of their own: shape checks would break its graphs."""
+
+import os
+import subprocess
+import sys
+
+import jaxtyping
+import pytest
+
+from core import schedules
+from tests import paths
+
+
+def test_the_plain_tests_pass_in_a_process_without_shape_checks():
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    environment["ESPALIER_PLAIN"] = "1"
+    command = [sys.executable, "-m", "pytest", "-m", "plain", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=paths.ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-8000:]
+
+
+def test_calls_into_the_core_are_checked_in_every_other_process():
+    with pytest.raises(jaxtyping.TypeCheckError):
+        schedules.constant(num_warmup="three")
+
+
+@pytest.mark.plain
+def test_calls_into_the_core_are_not_checked_in_a_plain_process():
+    assert not hasattr(schedules.constant, "__wrapped__")
