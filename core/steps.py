@@ -26,7 +26,7 @@ class TrainState:
         carry: what the algorithm remembers.
         step: updates done.
         key: root of every random draw of the run.
-        place: rows of the data that were used up.
+        place: where in the data the next step begins.
     """
 
     params: Mapping[str, Tensor]
@@ -34,15 +34,24 @@ class TrainState:
     carry: Mapping[str, float]
     step: int = record.static(default=0)
     key: int = record.static(default=0)
-    place: int = record.static(default=0)
+    place: int | tuple[int, ...] = record.static(default=0)
 
 
 def init(
-    params: ports.Params, optimizer: optimizers.Optimizer, algorithm: algorithms.Algorithm, *, key: int
+    params: ports.Params,
+    optimizer: optimizers.Optimizer,
+    algorithm: algorithms.Algorithm,
+    *,
+    key: int,
+    place: int | tuple[int, ...] = 0,
 ) -> TrainState:
     """Make the state before the first step."""
     return TrainState(
-        params=dict(params), optimizer=optimizer.init(params), carry=dict(algorithm.carry), key=key
+        params=dict(params),
+        optimizer=optimizer.init(params),
+        carry=dict(algorithm.carry),
+        key=key,
+        place=place,
     )
 
 
@@ -157,7 +166,12 @@ def train_step(
     value, means, grads = loss_and_grad(
         model, algorithm, state.params, packs, key, carry=state.carry, ranks=ranks
     )
-    means = {**means, "loss": metrics.whole(value), "grad_norm": metrics.whole(optimizers.global_norm(grads))}
+    terms = packs[0].batch.totals.terms
+    means = {
+        **means,
+        "loss": metrics.whole(value, terms),
+        **metrics.collect({"grad_norm": optimizers.global_norm(grads)}),
+    }
     new = update(optimizer, state, grads, donate=donate)
     if algorithm.next_carry is not None:
         new = attrs.evolve(new, carry=algorithm.next_carry(state.carry, metrics.values(means)))

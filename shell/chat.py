@@ -116,12 +116,12 @@ def stop_ids(
     tokenizer: transformers.PreTrainedTokenizerBase, *, chat_template: str | None = None
 ) -> tuple[int, ...]:
     """Return the ids that end a turn: the eos, and what the chat template closes assistant turns with."""
-    ids = {tokenizer.eos_token_id}
+    ids: list[Any] = [tokenizer.eos_token_id]
     if chat_template is not None or tokenizer.chat_template:
         closer = bind(tokenizer, chat_template=chat_template).closer
         if closer is not None:
-            ids.add(tokenizer.convert_tokens_to_ids(closer))
-    return tuple(sorted(number for number in ids if isinstance(number, int)))
+            ids.append(tokenizer.convert_tokens_to_ids(closer))
+    return tuple(sorted({number for number in ids if number is not None}))
 
 
 def _text(chat_template: str) -> str:

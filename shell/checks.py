@@ -198,10 +198,15 @@ def _needed(chosen: options.Options, given: Given) -> None:
 def _sources(chosen: options.Options, given: Given) -> None:
     """Check each entry of a list of datasets."""
     for name in ("dataset", "eval_dataset"):
-        rows = getattr(chosen, name)
-        for row in rows if isinstance(rows, tuple) else ():
-            if isinstance(row, dict):
-                _source(given[name].where if name in given else name, row)
+        where = given[name].where if name in given else name
+        rows = _entries(getattr(chosen, name))
+        for row in rows:
+            _source(where, row)
+        weights = [row.get("weight") for row in rows]
+        if None in weights and any(weights):
+            raise mistake.Mistake(
+                f"{where}: some entries came with a weight and some without; all or none were wanted."
+            )
 
 
 def _source(where: str, row: Mapping[str, Any]) -> None:
@@ -215,7 +220,9 @@ def _source(where: str, row: Mapping[str, Any]) -> None:
             )
     if not isinstance(row.get("path"), str):
         raise mistake.Mistake(f"{where}: {row!r} came; an entry with a path was wanted.")
-    weight = row.get("weight", 1)
+    weight = row.get("weight")
+    if weight is None:
+        return
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
         raise mistake.Mistake(f"{where}: weight {weight!r} came; a number above 0 was wanted.")
 
@@ -283,16 +290,26 @@ def _evaluation(chosen: options.Options, given: Given) -> None:
         if chosen.eval_dataset is not None:
             raise _both(given, "eval_strategy", "eval_dataset", "no evaluates nothing; keep one.")
         return
-    if chosen.eval_dataset is chosen.dataset and _is_file(chosen.dataset):
-        name = next(name for name in ("eval_strategy", "eval_steps", "eval_on_start") if name in given)
-        raise mistake.Mistake(f"{given[name].where}: a file has no test split; set eval_dataset.")
+    name = next(
+        (name for name in ("eval_strategy", "eval_steps", "eval_on_start") if name in given), "eval_dataset"
+    )
+    if "eval_dataset" not in given and (
+        is_file(chosen.dataset) or any("split" in row for row in _entries(chosen.dataset))
+    ):
+        raise mistake.Mistake(
+            f"{given[name].where}: dataset names no test split beside it; set eval_dataset."
+        )
 
 
-def _is_file(rows: options.Rows) -> bool:
-    """Say whether rows come from files that are named."""
-    several = rows if isinstance(rows, tuple) else (rows,)
-    paths = [row["path"] if isinstance(row, dict) else str(row) for row in several]
-    return any(path.endswith(_FILES) for path in paths)
+def is_file(rows: options.Rows) -> bool:
+    """Say whether rows come from files that are named, which have no splits."""
+    return any(str(row.get("path", "")).endswith(_FILES) for row in _entries(rows))
+
+
+def _entries(rows: options.Rows) -> list[dict[str, Any]]:
+    """Return the datasets of an option, each as a mapping."""
+    several = rows if isinstance(rows, tuple) else () if rows is None else (rows,)
+    return [row if isinstance(row, dict) else {"path": row} for row in several]
 
 
 def _best(chosen: options.Options, given: Given) -> None:

@@ -2,7 +2,7 @@
 
 `ALGORITHM [--config FILE.yaml] [--key value ...]`; the command line wins over the file. A flag may stand bare
 (`--streaming`) or be switched off (`--streaming false`, `--no_streaming`). Lists and mappings are YAML
-(`--dataset '[a.jsonl, {path: b.jsonl, weight: 2}]'`); a list may also be several words (`--key one two`).
+(`--dataset '[a.jsonl, {path: hub/id, split: dev}]'`); a list may also be several words (`--key one two`).
 """
 
 import math
@@ -33,16 +33,6 @@ class Command:
     options: Options
     given: frozenset[str]
     notes: tuple[str, ...]
-
-
-@attrs.frozen(kw_only=True)
-class Source:
-    """One dataset of a run: a path, hub id or task by name, its weight, and where in it the rows stand."""
-
-    path: str
-    weight: float = 1.0
-    config: str | None = None
-    split: str | None = None
 
 
 def parse(argv: Sequence[str]) -> Command:
@@ -123,20 +113,6 @@ def changes(old: Mapping[str, Any], new: Options) -> list[str]:
     ]
 
 
-def sources(rows: options.Rows, *, config: str | None = None, split: str | None = None) -> tuple[Source, ...]:
-    """Return the datasets that `dataset` or `eval_dataset` names.
-
-    Args:
-        rows: the option's value.
-        config: `dataset_config`, for entries without their own.
-        split: `dataset_split` or `eval_split`, likewise.
-    """
-    several = rows if isinstance(rows, tuple) else () if rows is None else (rows,)
-    usual = Source(path="", config=config, split=split)
-    entries_of = (row if isinstance(row, dict) else {"path": row} for row in several)
-    return tuple(attrs.evolve(usual, **entry) for entry in entries_of)
-
-
 def every(interval: float, num_steps: int) -> int:
     """Return the whole steps of `logging_steps`, `save_steps` or `eval_steps` in a run.
 
@@ -174,7 +150,9 @@ def _derived(chosen: Options, given: Mapping[str, entries.Entry]) -> Options:
         settled["eval_steps"] = chosen.logging_steps
     if (strategy != "no" or chosen.eval_on_start) and chosen.eval_dataset is None:
         settled["eval_dataset"] = chosen.dataset
-        settled["eval_split"] = chosen.eval_split or "test"
+    rows = settled.get("eval_dataset", chosen.eval_dataset)
+    if rows is not None and chosen.eval_split is None:
+        settled["eval_split"] = "train" if checks.is_file(rows) else "test"
     if chosen.save_strategy != "steps" and "save_steps" not in given:
         settled["save_steps"] = None
     return attrs.evolve(chosen, **settled)
@@ -208,7 +186,7 @@ def _algorithm(word: str) -> str:
 
 
 def plain(chosen: Options) -> dict[str, Any]:
-    """Return options as YAML holds them."""
+    """Return options by name, as YAML holds them."""
     return {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in attrs.asdict(chosen, recurse=False).items()

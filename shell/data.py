@@ -340,7 +340,7 @@ def _shares(parts: Sequence[Part], total: int) -> list[int]:
     for part, number in zip(parts, numbers, strict=True):
         if number == 0:
             raise mistake.Mistake(
-                f"dataset: the weight {part.weight} of {part.name} gives it not one of the {total} rows of an epoch."
+                f"dataset: the weight {part.weight} of {part.name} gives it none of an epoch's {total} rows."
             )
     return numbers.tolist()
 

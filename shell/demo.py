@@ -1,8 +1,8 @@
 """The built-in `demo` dataset: short questions about numbers, with answers, made in place.
 
 Four kinds of question, about numbers below 100 or 1,000: add two, what comes after, which is larger, write
-in words. A tenth of the questions is the split `test`; none of them is in `train`, so a right answer there was
-not learned by heart.
+in words. A tenth of the questions is the split `test`; none of them is in `train`, so a right answer there
+was not learned by heart.
 """
 
 import hashlib

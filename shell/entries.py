@@ -61,8 +61,9 @@ def from_file(path: str) -> tuple[Entry, ...]:
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise mistake.Mistake(
-            f"--config {path}: it cannot be read ({why}); a YAML file was wanted."
+            f"--config {_one_line(path)}: it cannot be read ({why}); a YAML file was wanted."
         ) from None
+    path = _one_line(path)
     try:
         return tuple(_lines(_Loader(text), path))
     except yaml.MarkedYAMLError as error:

@@ -1,7 +1,9 @@
 """From the place in the data to the packs of a step."""
 
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeAlias
 
 import attrs
 import numpy as np
@@ -9,12 +11,45 @@ import torch
 
 from core import algorithms, pack, ports
 from core.plan import batching, cost, sample
-from shell import data
+from shell import counts as counts_
+from shell import data, encode, stream
+
+Place: TypeAlias = int | tuple[int, ...]
+
+
+class Feed(Protocol):
+    """Samples in an order that any place can be found in again."""
+
+    batch_size: int
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Return the optimizer steps of one pass, None where nobody knows."""
+        ...
+
+    @property
+    def start(self) -> Place:
+        """Return the place before the first row."""
+        ...
+
+    @property
+    def counts(self) -> counts_.Counts:
+        """Return what became of the rows read so far."""
+        ...
+
+    def take(self, place: Place) -> tuple[list[sample.Sample], Place]:
+        """Return the samples of the step that begins at a place, and the place after it."""
+        ...
+
+    def epoch(self, place: Place) -> float:
+        """Return the passes made at a place."""
+        ...
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Feed:
-    """Rows in an order that is a function of the seed and the epoch alone.
+class Prepared:
+    """Prepared rows, in an order that is a function of the seed and the epoch alone. A place is the rows used
+    up.
 
     Attributes:
         rows: what is trained on.
@@ -25,25 +60,76 @@ class Feed:
     rows: data.Prepared
     batch_size: int
     seed: int | None
+    start: int = 0
 
     @property
     def steps_per_epoch(self) -> int:
         """Return the optimizer steps of one pass over the rows."""
         return -(-len(self.rows) // self.batch_size)
 
+    @property
+    def counts(self) -> counts_.Counts:
+        """Return what became of the rows."""
+        return self.rows.counts
 
-def take(feed: Feed, place: int) -> tuple[list[sample.Sample], int]:
-    """Return the samples of the step that begins at a place, and the place after it.
+    def take(self, place: Place) -> tuple[list[sample.Sample], Place]:
+        """Return the samples of the step that begins at a place, and the place after it."""
+        assert isinstance(place, int)
+        epoch, start = divmod(place, len(self.rows))
+        stop = min(start + self.batch_size, len(self.rows))
+        order = _order(self.rows, self.seed, epoch)
+        samples = [s for row in order[start:stop].tolist() for s in self.rows.samples(row)]
+        return samples, place + stop - start
 
-    Args:
-        feed: the rows and their order.
-        place: rows used up so far, over all epochs.
-    """
-    epoch, start = divmod(place, len(feed.rows))
-    stop = min(start + feed.batch_size, len(feed.rows))
-    order = _order(feed.rows, feed.seed, epoch)
-    samples = [s for row in order[start:stop].tolist() for s in feed.rows.samples(row)]
-    return samples, place + stop - start
+    def epoch(self, place: Place) -> float:
+        """Return the passes made at a place."""
+        assert isinstance(place, int)
+        return place / len(self.rows)
+
+
+class Streamed:
+    """Rows that are read while training. A place is the fields of `stream.Place`."""
+
+    start: Place = attrs.astuple(stream.Place())
+    steps_per_epoch = None
+
+    def __init__(
+        self, opened: Sequence[data.Opened], bound: encode.Rules, *, batch_size: int, seed: int | None
+    ) -> None:
+        """Read nothing yet.
+
+        Args:
+            opened: from `data.look`.
+            bound: from `data.rules`.
+            batch_size: samples in an optimizer step; the last step of a pass may have fewer.
+            seed: of the shuffling; None: as they come.
+        """
+        self.batch_size, self.counts = batch_size, counts_.Counts()
+        self._draw = functools.partial(stream.draw, opened, bound, seed=seed)
+        self._at: Place | None = None
+        self._drawn: Iterator[stream.Drawn] = iter(())
+
+    def take(self, place: Place) -> tuple[list[sample.Sample], Place]:
+        """Return the samples of the step that begins at a place, and the place after it."""
+        assert isinstance(place, tuple)
+        if place != self._at:
+            self._drawn = self._draw(place=stream.Place(*place))
+        taken: list[stream.Drawn] = []
+        for drawn in self._drawn:
+            if taken and drawn.after.epoch != taken[0].after.epoch:
+                self._drawn = itertools.chain([drawn], self._drawn)
+                break
+            taken.append(drawn)
+            self.counts = counts_.merge(self.counts, drawn.counts)
+            if len(taken) == self.batch_size:
+                break
+        self._at = attrs.astuple(taken[-1].after)
+        return [s for drawn in taken for s in drawn.samples], self._at
+
+    def epoch(self, place: Place) -> float:
+        """Return the passes completed at a place."""
+        assert isinstance(place, tuple)
+        return float(place[0])
 
 
 def packs(

@@ -186,7 +186,8 @@ def _message(message: Any, where: str, template: str) -> dict[str, Any]:
     content = present.get("content")
     if content is None and not present.get("tool_calls"):
         raise mistake.Mistake(
-            f"{where}: the content of role {present['role']} is missing; only a message with tool_calls may lack it."
+            f"{where}: the content of role {present['role']} is missing; only a message with tool_calls "
+            "may lack it."
         )
     if content is not None and not isinstance(content, str | list):
         raise mistake.Mistake(

@@ -28,6 +28,7 @@ from shell import (
     config,
     counts,
     data,
+    encode,
     env,
     feed,
     files,
@@ -87,6 +88,7 @@ def train(command: config.Command) -> int:
         folder = _folder(chosen, stack)
         if ranks.index == 0 and not chosen.dry_run:
             stack.enter_context(lock.hold(folder))
+            checkpoint.sweep(folder)
         saved = None if chosen.dry_run else resume.find(command, folder, display.note)
         ready = prepare(command, folder, device, ranks, display)
         promised = plan.promise(
@@ -103,7 +105,8 @@ def train(command: config.Command) -> int:
 
 def evaluate(command: config.Command) -> int:
     """Evaluate a model on the rows of a command's dataset, print one JSON object, and return the exit
-    status."""
+    status.
+    """
     with contextlib.ExitStack() as stack:
         device = _device(command.options.device)
         ranks = processes.join(device)
@@ -114,6 +117,7 @@ def evaluate(command: config.Command) -> int:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         ready = prepare(command, folder, device, ranks, display)
         model, params = choose.model(command.options, device)
+        assert isinstance(ready.rows, feed.Prepared)
         found = measure.measure(
             model, ready.algorithm, params, ready.rows.rows, key=keys.key(command.options.seed),
             packing=ready.packing, batch_size=command.options.batch_size, ranks=ranks,
@@ -147,12 +151,21 @@ def prepare(
     shape = shapes.shape(described, choose.dtype(chosen, device), trust_remote_code=chosen.trust_remote_code)
     tokenizer = choose.tokenizer(chosen)
     limit = choose.max_length(command, described, display.note)
-    rows, held_out = (
-        _prepared(some, chosen, tokenizer, limit, folder, ranks, display) if some else None
-        for some in (opened, opened_eval)
-    )
-    assert rows is not None
-    feeding = feed.Feed(rows=rows, batch_size=chosen.batch_size, seed=choose.data_seed(chosen))
+    bound = _rules(opened, chosen, tokenizer, limit)
+    if chosen.streaming:
+        feeding: feed.Feed = feed.Streamed(
+            opened, bound, batch_size=chosen.batch_size, seed=choose.data_seed(chosen)
+        )
+    else:
+        rows = _prepared(opened, bound, folder, ranks, display)
+        feeding = feed.Prepared(rows=rows, batch_size=chosen.batch_size, seed=choose.data_seed(chosen))
+    held_out = None
+    if opened_eval:
+        held_out = _prepared(
+            opened_eval, _rules(opened_eval, chosen, tokenizer, limit), folder, ranks, display
+        )
+    if bound.chat is not None:
+        tokenizer.chat_template = bound.chat.template
     packing = {
         "budget": chosen.token_budget or _budget(shape, chosen, device),
         "share": chosen.packing == "tree",
@@ -160,7 +173,7 @@ def prepare(
         "dtype": max(choose.dtype(chosen, device), torch.float32, key=lambda d: d.itemsize),
         "device": device.type,
     }
-    num_steps = chosen.max_steps or math.ceil(chosen.num_train_epochs * feeding.steps_per_epoch)
+    num_steps = chosen.max_steps or math.ceil(chosen.num_train_epochs * (feeding.steps_per_epoch or 0))
     return Ready(
         command=command, algorithm=algorithm, tokenizer=tokenizer, rows=feeding, held_out=held_out, shape=shape,
         packing=packing, device=device, ranks=ranks, num_steps=num_steps,
@@ -184,7 +197,9 @@ def _run(
         if chosen.init_from is not None and saved is None:
             params = resume.weights(chosen, params)
         optimizer = choose.optimizer(chosen, ready.num_steps)
-        state = steps.init(params, optimizer, ready.algorithm, key=keys.key(chosen.seed))
+        state = steps.init(
+            params, optimizer, ready.algorithm, key=keys.key(chosen.seed), place=ready.rows.start
+        )
     job = loop.Job(
         command=ready.command, algorithm=ready.algorithm, optimizer=optimizer, model=model, rows=ready.rows,
         held_out=ready.held_out, num_steps=ready.num_steps, packing=ready.packing, ranks=ranks,
@@ -193,7 +208,6 @@ def _run(
     if saved is not None:
         display.note(f"going on from {folder}/checkpoint-{saved.step}")
     journal = _journal(job, None if saved is None else saved.step, display)
-    facts = _facts(ready, promised, display)
     try:
         with signals.caught() as stopped:
             run = loop.train(job, run, journal, gauge, stopped)
@@ -203,7 +217,7 @@ def _run(
             with gauge.part("saving"):
                 _write_model(job, ready.tokenizer, run.state.params)
         ended = {"step": run.state.step, "finished": not stop, "notes": display.notes}
-        journal.run({**facts, **measured, **ended})
+        journal.run({**_facts(ready, promised), **measured, **ended})
         _tell(ready, run, display, stop)
     finally:
         journal.close()
@@ -226,9 +240,12 @@ def _write_model(job: loop.Job, tokenizer: Any, params: Mapping[str, Any]) -> No
     """Write `model/` aside and put it in place whole."""
     aside, place = job.folder / ".model.partial", job.folder / "model"
     shutil.rmtree(aside, ignore_errors=True)
+    os.umask(mask := os.umask(0))
     try:
         job.model.save(params, str(aside))
         tokenizer.save_pretrained(aside)
+        for path in aside.iterdir():
+            path.chmod(0o666 & ~mask)  # safetensors keeps others out, such as a server of another user
         shutil.rmtree(place, ignore_errors=True)
         aside.rename(place)
     except OSError as problem:
@@ -249,9 +266,9 @@ def _is_finished(folder: pathlib.Path, step: int) -> bool:
     return bool(facts.get("finished")) and facts.get("step") == step and (folder / "model").is_dir()
 
 
-def _facts(ready: Ready, promised: plan.Promise, display: progress.Display) -> dict[str, Any]:
-    """Return what run.json tells and is known before the first step."""
-    rows = {"train": ready.rows.rows.counts, "eval": ready.held_out.counts if ready.held_out else None}
+def _facts(ready: Ready, promised: plan.Promise) -> dict[str, Any]:
+    """Return what run.json tells beside what was measured."""
+    rows = {"train": ready.rows.counts, "eval": ready.held_out.counts if ready.held_out else None}
     return {
         "algorithm": ready.command.algorithm,
         "environment": env.report(),
@@ -280,17 +297,11 @@ def _opened(rows: Any, chosen: config.Options, split: str) -> tuple[data.Opened,
     return data.look(found)
 
 
-def _prepared(
-    opened: tuple[data.Opened, ...],
-    chosen: config.Options,
-    tokenizer: Any,
-    limit: int | None,
-    folder: pathlib.Path,
-    ranks: ports.Ranks,
-    display: progress.Display,
-) -> data.Prepared:
-    """Tokenise the rows, the first rank before the others, and tell what was dropped or cut."""
-    bound = data.rules(
+def _rules(
+    opened: tuple[data.Opened, ...], chosen: config.Options, tokenizer: Any, limit: int | None
+) -> encode.Rules:
+    """Bind the options of the rows to the tokenizer."""
+    return data.rules(
         opened,
         tokenizer=tokenizer,
         max_length=limit,
@@ -300,6 +311,16 @@ def _prepared(
         chat_template=chosen.chat_template,
         chat_template_kwargs=chosen.chat_template_kwargs,
     )
+
+
+def _prepared(
+    opened: tuple[data.Opened, ...],
+    bound: encode.Rules,
+    folder: pathlib.Path,
+    ranks: ports.Ranks,
+    display: progress.Display,
+) -> data.Prepared:
+    """Tokenise the rows, the first rank before the others, and tell what was dropped or cut."""
     if ranks.index:
         processes.wait(ranks)
     made = data.prepare(opened, bound, folder=folder / "prepared")
@@ -307,8 +328,6 @@ def _prepared(
         processes.wait(ranks)
     for line in counts.notes(made.counts):
         display.note(line)
-    if bound.chat is not None:
-        tokenizer.chat_template = bound.chat.template
     return made
 
 

@@ -85,11 +85,9 @@ def _trackers(value: Any) -> Any:
     """Read what stands for no tracker, and names in one text."""
     if value in (None, "none", ["none"]):
         return ()
-    if isinstance(value, str) and not value.startswith("["):
-        return tuple(part.strip() for part in value.split(","))
-    if value == "all" or (isinstance(value, list | tuple) and "all" in value):
+    if value in ("all", ["all"]):
         raise ValueError("name the trackers that you want")
-    return value
+    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
 
 
 def _template(value: Any) -> Any:
@@ -102,7 +100,7 @@ def _template(value: Any) -> Any:
 def _mixture(value: Any) -> Any:
     """Read TRL's list of datasets as ours."""
     if not isinstance(value, list) or not all(isinstance(entry, Mapping) for entry in value):
-        raise ValueError("a list of mappings was wanted, as in dataset: [{path: a, weight: 2}, {path: b}]")
+        raise ValueError("a list of mappings was wanted, as in dataset: [{path: a, split: s}, {path: b}]")
     ours = {"path": "path", "name": "config", "config": "config", "split": "split", "weight": "weight"}
     entries = []
     for entry in value:
@@ -337,7 +335,9 @@ REFUSED: Mapping[str, Refused] = {
     "off_policy_mask_threshold": Refused("use max_staleness", (None,)),
     "optim_args": Refused("use adam_beta1, adam_beta2, adam_epsilon, weight_decay", (None, "")),
     "optim_target_modules": Refused(_ADAMW, (None,)),
-    "packing_strategy": Refused("packing: tree neither cuts, drops nor splits a row", (None, "bfd")),
+    "packing_strategy": Refused(
+        "truncation: split splits long rows, and rows are never merged", (None, "bfd")
+    ),
     "parallelism_config": Refused(_SHARDING, (None,)),
     "repetition_penalty": Refused(_SAMPLING, (None, 1.0)),
     "resume_from_checkpoint": Refused(

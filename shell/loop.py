@@ -83,7 +83,7 @@ def train(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter, stopped:
         done = run.state.step + 1
         due = {what: _due(job, what, done) for what in ("logging", "eval", "save")}
         with gauge.step() as timed:
-            samples, place = feed.take(job.rows, run.state.place)
+            samples, place = job.rows.take(run.state.place)
             watched = job.algorithm.watches if due["logging"] else ()
             packs = feed.packs(
                 samples, job.algorithm, needs=(*job.algorithm.needs, *watched), ranks=job.ranks, **job.packing
@@ -100,12 +100,13 @@ def train(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter, stopped:
             num_tokens=run.num_tokens + sum(len(s.tokens) for s in samples),
         )
         if due["logging"]:
-            epoch = run.state.place / len(job.rows.rows)
+            epoch = job.rows.epoch(run.state.place)
             journal.log(done, {**gauge.read(), "epoch": epoch, "num_tokens": run.num_tokens})
         else:
             journal.display.step(done)
         if due["eval"]:
-            run = _evaluate(job, run, journal)
+            before, run = run, _evaluate(job, run, journal)
+            due["save"] = due["save"] or _best(job, run) != _best(job, before)
         stop = _any_rank(job, stopped())
         if due["save"] or stop:
             save(job, run, journal, gauge)
@@ -130,8 +131,7 @@ def save(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter) -> None:
                 "scores": {str(step): score for step, score in run.scores.items()},
             }
             checkpoint.save(job.folder, run.state.step, tensors, values, note=journal.display.note)
-            best = checkpoint.best(run.scores, greater_is_better=_greater(chosen))
-            checkpoint.prune(job.folder, chosen.save_total_limit, newest=run.state.step, best=best)
+            checkpoint.prune(job.folder, chosen.save_total_limit, newest=run.state.step, best=_best(job, run))
         processes.wait(job.ranks)
 
 
@@ -167,7 +167,7 @@ def _due(job: Job, what: str, step: int) -> bool:
         return False
     strategy = {"logging": "steps", "eval": chosen.eval_strategy, "save": chosen.save_strategy}[what]
     if strategy == "epoch":
-        return last or step % job.rows.steps_per_epoch == 0
+        return last or (job.rows.steps_per_epoch is not None and step % job.rows.steps_per_epoch == 0)
     every = {"logging": chosen.logging_steps, "eval": chosen.eval_steps, "save": chosen.save_steps}[what]
     if strategy != "steps" or not every:
         return False
@@ -178,11 +178,15 @@ def _due(job: Job, what: str, step: int) -> bool:
     )
 
 
-def _greater(chosen: options.Options) -> bool:
-    """Say whether more of the metric for the best model is better."""
-    if chosen.greater_is_better is not None:
-        return chosen.greater_is_better
-    return not str(chosen.metric_for_best_model).endswith("loss")
+def _best(job: Job, run: Run) -> int | None:
+    """Return the step of the best evaluation, whose checkpoint is written at once and kept; None without
+    one.
+    """
+    chosen = job.chosen
+    greater = chosen.greater_is_better
+    if greater is None:
+        greater = not str(chosen.metric_for_best_model).endswith("loss")
+    return checkpoint.best(run.scores, greater_is_better=greater)
 
 
 def _any_rank(job: Job, signal: int) -> int:

@@ -34,11 +34,11 @@ def measure(
         carry: what the algorithm remembers.
         ranks: who shares the work; all return the same.
     """
-    order = feed.Feed(rows=rows, batch_size=batch_size, seed=None)
+    order = feed.Prepared(rows=rows, batch_size=batch_size, seed=None)
     counts = pack.count([s for row in range(len(rows)) for s in rows.samples(row)])
     value, means, place, tokens = 0.0, {}, 0, 0
     while place < len(rows):
-        samples, place = feed.take(order, place)
+        samples, place = order.take(place)
         tokens += sum(len(s.tokens) for s in samples)
         needs = (*algorithm.needs, *algorithm.watches)
         packs = feed.packs(samples, algorithm, needs=needs, counts=counts, ranks=ranks, **packing)

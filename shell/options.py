@@ -121,7 +121,7 @@ class Options:
 
     dataset: Rows = _data(
         None,
-        "a .jsonl .json .parquet .csv file, folder, hub id or task:name; or a list [a, {path: b, weight: 2}]",
+        "a .jsonl .json .parquet .csv file, folder, hub id, task:name, demo; or a list [a, {path: b, split: c}]",
     )
     dataset_config: str | None = _data(None, "which configuration of a hub dataset")
     dataset_split: str = _data("train", "which split to train on")
@@ -133,13 +133,13 @@ class Options:
     max_length: int | None = _data(
         1024, "most tokens of a sequence; null: what the model holds", low=1, differs=_by(_GENERATING, None)
     )
-    truncation: Literal["keep_start", "keep_end", "drop"] = _data(
+    truncation: Literal["keep_start", "keep_end", "drop", "split"] = _data(
         "keep_start", "what becomes of a longer sequence; cuts and drops are counted"
     )
     shuffle_dataset: bool = _data(True, "draw rows in a new order each epoch", differs={"kto": False})
 
-    output_dir: str = _run(
-        "out", "where everything is written; the same folder again continues", result=False
+    output_dir: str | None = _run(
+        None, "where everything is written; the same folder again continues", result=False
     )
     max_steps: int | None = _run(
         None, "optimizer steps; set, it wins over num_train_epochs", low=1, result=False

@@ -22,7 +22,7 @@ class Promise:
     Attributes:
         steps: optimizer steps of the whole run.
         steps_planned: steps of the first epochs that the figures below were counted on.
-        rows: rows of the dataset.
+        rows: rows of the dataset; of a stream, those read for the plan.
         samples, packs: per step, on average.
         packing_ratio, flop_ratio, row_fill_frac, row_imbalance, pad_frac: as the metrics of these names.
         largest_pack: unique tokens in the largest pack.
@@ -69,9 +69,9 @@ def promise(
         checkpointing: activations are made again in backward.
     """
     budget, share, shape = packing["budget"], packing["share"], packing["shape"]
-    place, planned, trained = 0, [], 0
+    place, planned, trained = rows.start, [], 0
     for _ in range(min(num_steps, MAX_STEPS)):
-        samples, place = feed.take(rows, place)
+        samples, place = rows.take(place)
         trained += sum(int(s.trained.sum()) for s in samples)
         assigned = batching.assign(
             samples, budget=budget, couples=couples, num_ranks=ranks.num, share=share, shape=shape
@@ -83,7 +83,7 @@ def promise(
     return Promise(
         steps=num_steps,
         steps_planned=count,
-        rows=len(rows.rows),
+        rows=rows.counts.used,
         samples=sum(p.samples for p in planned) / count,
         packs=sum(p.packs for p in planned) / count,
         packing_ratio=sum(p.rows for p in planned) / max(1, nodes),

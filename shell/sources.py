@@ -1,8 +1,8 @@
 """Where rows come from: files, folders, the hub, built-in tasks. Rows are plain dictionaries.
 
 Files are read here rather than by a dataframe library: one schema over all rows gives each row the null fields
-of every other (tools, tool calls), copies the file into a cache elsewhere, and cannot say which line is broken.
-Rows are counted from 0, lines from 1.
+that only others have (tools, tool calls), copies the file into a cache elsewhere, and cannot say which line is
+broken. Rows are counted from 0, lines from 1.
 """
 
 import csv
@@ -306,12 +306,13 @@ def _hub(path: str, config: str | None, split: str, streaming: bool) -> Source:
     """Open a dataset of the hub, or its cached copy when the hub cannot be reached. No code of it is run."""
     import datasets
     import huggingface_hub
+    from datasets import config as settings
 
-    offline = datasets.config.HF_HUB_OFFLINE
+    offline = settings.HF_HUB_OFFLINE
     try:
         if not _reached(path):
             # Without this the library asks again and again for half a minute before it looks into its cache.
-            datasets.config.HF_HUB_OFFLINE = True
+            settings.HF_HUB_OFFLINE = True
         loaded = datasets.load_dataset(path, config, split=split, streaming=streaming)
     except (OSError, ValueError, RuntimeError, huggingface_hub.errors.HfHubHTTPError) as error:
         reason = " ".join(str(error).split())[:300]
@@ -319,7 +320,7 @@ def _hub(path: str, config: str | None, split: str, streaming: bool) -> Source:
             f"dataset: {path!r} is no file or folder here and no built-in task (demo); the hub: {reason}"
         ) from error
     finally:
-        datasets.config.HF_HUB_OFFLINE = offline
+        settings.HF_HUB_OFFLINE = offline
     return _loaded(path, loaded)
 
 

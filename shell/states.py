@@ -17,7 +17,8 @@ def split(state: steps.TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:
     named = {"/".join(map(str, path)): leaf for path, leaf in zip(paths, leaves, strict=True)}
     tensors = {path: leaf for path, leaf in named.items() if isinstance(leaf, Tensor)}
     numbers = {path: leaf for path, leaf in named.items() if path not in tensors}
-    return tensors, {**{n: getattr(state, n) for n in STATIC}, "numbers": numbers}
+    place = list(state.place) if isinstance(state.place, tuple) else state.place
+    return tensors, {"step": state.step, "key": state.key, "place": place, "numbers": numbers}
 
 
 def join(
@@ -47,4 +48,6 @@ def join(
             )
         found.append(stored.to(leaf.device) if isinstance(leaf, Tensor) else stored)
     state = record.tree.unflatten(structure, found)
-    return attrs.evolve(state, **{n: values[n] for n in STATIC})
+    place = values["place"]
+    static = {n: values[n] for n in STATIC} | {"place": tuple(place) if isinstance(place, list) else place}
+    return attrs.evolve(state, **static)

@@ -271,12 +271,15 @@ def _filled(
     ends = np.array([first[s] + size[s] for s in sequence], np.int64)
     above = [parent[s] for s in sequence]
     runs = [rows[tree.source[s]][start[s] : stop[s]] for s in sequence]
-    nodes = np.arange(int(counts.sum()))
-    parents = nodes - 1
+    depths = np.repeat(shift, counts)
+    parents = np.arange(len(depths))
+    # In place: fresh pages cost more than the arithmetic on them.
+    depths += parents
+    parents -= 1
     parents[places] = [first[s] + stop[s] - start[s] - 1 if s >= 0 else -1 for s in above]
     return PrefixTree(
         tokens=np.concatenate(runs) if runs else np.zeros(0, np.int64),
-        depths=nodes + np.repeat(shift, counts),
+        depths=depths,
         ends=np.repeat(ends, counts),
         parents=parents,
         leaves=np.array([first[s] + stop[s] - start[s] - 1 if s >= 0 else -1 for s in tree.last], np.int64),

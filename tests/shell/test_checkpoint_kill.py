@@ -31,7 +31,7 @@ def run(*command):
     )
 
 
-@pytest.mark.parametrize("how", [("lines", "3"), ("moments", "30", "0")], ids=lambda how: how[0])
+@pytest.mark.parametrize("how", [("lines", "6"), ("moments", "15", "0")], ids=lambda how: how[0])
 def test_killed_at_any_instant_of_a_save_the_newest_checkpoint_is_whole_and_right(tmp_path, how):
     what, *numbers = how
     done = run("-m", "tests.shell.dying", what, str(tmp_path / "run"), *numbers)

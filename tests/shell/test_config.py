@@ -54,7 +54,7 @@ def test_what_is_no_number_is_told_with_key_value_and_line(tmp_path):
         ("Learning_Rate", "learning_rate"),
         ("lr", "learning_rate"),
         ("epochs", "num_train_epochs"),
-        ("per_device_batch_size", "per_device_train_batch_size"),
+        ("per_device_train_batch", "per_device_train_batch_size"),
         ("no_pakcing", "packing"),
     ],
 )
@@ -181,8 +181,9 @@ def test_a_wrong_value_is_told_with_what_was_wanted(words, parts):
     [
         ("[a, {pth: b}]", "Did you mean path?"),
         ("[{weight: 2}]", "an entry with a path"),
-        ("[{path: a, weight: 0}]", "weight 0 came; a number above 0"),
+        ("[{path: a, weight: 0}]", "weight 0.0 came; a number above 0"),
         ("[{path: a, weight: x}]", "weight 'x' came"),
+        ("[a, {path: b, weight: 2}]", "all or none were wanted"),
     ],
 )
 def test_a_wrong_entry_of_a_list_of_datasets_is_told(rows, part):
@@ -256,10 +257,11 @@ def test_max_steps_says_how_long_a_run_is_and_a_line_says_so():
 def test_evaluation_follows_from_what_is_given():
     assert parsed().options.eval_strategy == "no"
     assert parsed("--eval_dataset", "b.jsonl").options.eval_strategy == "epoch"
+    assert parsed("--eval_dataset", "hub/id").options.eval_split == "test"
     chosen = parsed("--eval_dataset", "b.jsonl", "--eval_steps", "5").options
     assert (chosen.eval_strategy, chosen.eval_steps) == ("steps", 5)
     chosen = parsed("--eval_dataset", "b.jsonl", "--eval_strategy", "steps", "--logging_steps", "7").options
-    assert (chosen.eval_steps, chosen.eval_split) == (7, None)
+    assert (chosen.eval_steps, chosen.eval_split) == (7, "train")
     chosen = config.parse(
         ["sft", "--model", "tiny", "--dataset", "hub/id", "--eval_strategy", "epoch"]
     ).options
@@ -289,15 +291,17 @@ def test_values_of_other_libraries_are_read():
 
 def test_several_datasets_come_as_yaml_as_words_and_as_a_mixture(tmp_path):
     def rows(*words):
-        return config.sources(config.parse(["sft", "--model", "tiny", *words]).options.dataset, split="train")
+        return config.parse(["sft", "--model", "tiny", *words]).options.dataset
 
-    both = (config.Source(path="a", split="train"), config.Source(path="b", weight=2, split="s"))
-    assert rows("--dataset", "[a, {path: b, weight: 2, split: s}]") == both
-    assert rows("--dataset", "a", "b") == (both[0], config.Source(path="b", split="train"))
-    assert rows("--dataset", "a") == both[:1]
-    mixture = "datasets: [{path: a, columns: [x]}, {path: b, weight: 2, split: s, name: null}]"
+    both = ({"path": "a", "weight": 1}, {"path": "b", "weight": 2, "split": "s"})
+    assert rows("--dataset", "[{path: a, weight: 1}, {path: b, weight: 2, split: s}]") == both
+    assert rows("--dataset", "a", "b") == rows("--dataset", "[a, b]") == ("a", "b")
+    assert "a list or text or null was wanted" in told("--dataset", "{path: a}", base=BASE[:2])
+    mixture = "datasets: [{path: a, weight: 1, columns: [x]}, {path: b, weight: 2, split: s, name: null}]"
     assert rows(*written(tmp_path, mixture)) == both
-    assert config.sources(None) == ()
+    assert "fraction of an entry has no equal" in told("--datasets", "[{path: a, fraction: 0.5}]", base=())
+    line = told("--dataset", "[{path: a, split: train}]", "--eval_strategy", "epoch", base=BASE[:2])
+    assert "--eval_strategy: dataset names no test split beside it; set eval_dataset" in line
 
 
 def test_a_tracker_without_package_or_login_is_told_before_anything_is_imported(monkeypatch, tmp_path):

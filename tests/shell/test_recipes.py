@@ -1,4 +1,4 @@
-"""Files that people have: every key of theirs is known, and three public recipes run or are refused rightly."""
+"""Files that people have: every key is known; three public recipes run or are refused rightly."""
 
 import dataclasses
 import importlib.machinery
@@ -110,7 +110,7 @@ def test_the_zephyr_recipe_runs_once_its_mixture_is_written_as_datasets(tmp_path
 
 
 def test_the_open_r1_recipe_is_refused_for_its_kernel_alone(tmp_path):
-    with pytest.raises(mistake.Mistake, match="use_liger: True came.*leave it out"):
+    with pytest.raises(mistake.Mistake, match=r"use_liger: True came.*leave it out"):
         config.parse(["sft", "--config", recipe(tmp_path, "open_r1_olympic_coder_sft")])
     command = config.parse(
         ["sft", "--config", recipe(tmp_path, "open_r1_olympic_coder_sft", without=["use_liger"])]
