@@ -1,5 +1,6 @@
 """What the values of options must be, alone and together, told before anything heavy is imported."""
 
+import functools
 import importlib.util
 import math
 import netrc
@@ -42,10 +43,8 @@ def typed(algorithm: str, name: str, entry: entries.Entry) -> Any:
         isinstance(came, str) and str in kinds and not taken and not entry.text
     ):
         return came
-    parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    parser.add_argument(f"--{name}", type=options.FIELDS[name].type)
     try:
-        value = parser.parse_object({name: came}, defaults=False)[name]
+        value = _parser(name).parse_object({name: came}, defaults=False)[name]
     except (jsonargparse.ArgumentError, ValueError, TypeError):
         raise _unfit(algorithm, name, entry) from None
     if value is None and not _may_be_null(algorithm, name):
@@ -129,6 +128,14 @@ def _unfit(algorithm: str, name: str, entry: entries.Entry) -> mistake.Mistake:
     hint = f" Did you mean {near[0]}?" if near else ""
     key = "" if entry.where.endswith((entry.key, f"{entry.key}=")) and entry.key == name else f" for {name}"
     return mistake.Mistake(f"{entry.where}: {entry.came()}; {wanted(algorithm, name)} was wanted{key}.{hint}")
+
+
+@functools.cache
+def _parser(name: str) -> jsonargparse.ArgumentParser:
+    """Make the parser of one option, which knows its type."""
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument(f"--{name}", type=options.FIELDS[name].type)
+    return parser
 
 
 def _came(entry: entries.Entry, kinds: set[Any], listed: bool) -> Any:

@@ -48,8 +48,9 @@ class Feed(Protocol):
 
 @attrs.frozen(kw_only=True, eq=False)
 class Prepared:
-    """Prepared rows, in an order that is a function of the seed and the epoch alone. A place is the rows used
-    up.
+    """Prepared rows, in an order that is a function of the seed and the epoch alone.
+
+    A place is the number of rows used up.
 
     Attributes:
         rows: what is trained on.

@@ -75,8 +75,13 @@ class Ready:
     num_steps: int
 
 
-def train(command: config.Command) -> int:
-    """Run what a command asks for and return the exit status."""
+def train(command: config.Command, algorithm: algorithms.Algorithm | None = None) -> int:
+    """Run what a command asks for and return the exit status.
+
+    Args:
+        command: what was asked for.
+        algorithm: the caller's own; None: the one that the command names.
+    """
     chosen = command.options
     with contextlib.ExitStack() as stack:
         device = _device(chosen.device)
@@ -90,7 +95,7 @@ def train(command: config.Command) -> int:
             stack.enter_context(lock.hold(folder))
             checkpoint.sweep(folder)
         saved = None if chosen.dry_run else resume.find(command, folder, display.note)
-        ready = prepare(command, folder, device, ranks, display)
+        ready = prepare(command, folder, device, ranks, display, algorithm)
         promised = plan.promise(
             ready.rows, ready.num_steps, ready.packing, ready.algorithm.couples, ranks,
             checkpointing=chosen.gradient_checkpointing,
@@ -104,9 +109,7 @@ def train(command: config.Command) -> int:
 
 
 def evaluate(command: config.Command) -> int:
-    """Evaluate a model on the rows of a command's dataset, print one JSON object, and return the exit
-    status.
-    """
+    """Evaluate a model on the rows of a command's dataset, print one JSON object; the exit status is returned."""
     with contextlib.ExitStack() as stack:
         device = _device(command.options.device)
         ranks = processes.join(device)
@@ -133,6 +136,7 @@ def prepare(
     device: ports.Device,
     ranks: ports.Ranks,
     display: progress.Display,
+    algorithm: algorithms.Algorithm | None = None,
 ) -> Ready:
     """Check everything that can be checked before the model is loaded, and tokenise the rows.
 
@@ -141,11 +145,12 @@ def prepare(
         folder: where prepared rows are kept.
         device, ranks: where the run takes place.
         display: told of what was dropped or cut.
+        algorithm: the caller's own; None: the one that the command names.
     """
     chosen = command.options
     opened = _opened(chosen.dataset, chosen, chosen.dataset_split)
     opened_eval = _opened(chosen.eval_dataset, chosen, chosen.eval_split or "train")
-    algorithm = choose.algorithm(command.algorithm, chosen)
+    algorithm = algorithm or choose.algorithm(command.algorithm, chosen)
     described = choose.config(chosen)
     choose.check_dropout(chosen, described)
     shape = shapes.shape(described, choose.dtype(chosen, device), trust_remote_code=chosen.trust_remote_code)
@@ -175,8 +180,8 @@ def prepare(
     }
     num_steps = chosen.max_steps or math.ceil(chosen.num_train_epochs * (feeding.steps_per_epoch or 0))
     return Ready(
-        command=command, algorithm=algorithm, tokenizer=tokenizer, rows=feeding, held_out=held_out, shape=shape,
-        packing=packing, device=device, ranks=ranks, num_steps=num_steps,
+        command=command, algorithm=algorithm, tokenizer=tokenizer, rows=feeding, held_out=held_out,
+        shape=shape, packing=packing, device=device, ranks=ranks, num_steps=num_steps,
     )  # fmt: skip
 
 
@@ -250,8 +255,8 @@ def _write_model(job: loop.Job, tokenizer: Any, params: Mapping[str, Any]) -> No
         aside.rename(place)
     except OSError as problem:
         raise mistake.Mistake(
-            f"model cannot be written to {place} ({problem.strerror or problem}); checkpoints are untouched: make "
-            "room and run the same command again"
+            f"model cannot be written to {place} ({problem.strerror or problem}); checkpoints are untouched: "
+            "make room and run the same command again"
         ) from problem
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -343,8 +348,8 @@ def _budget(shape: cost.ModelShape, chosen: config.Options, device: ports.Device
     if not fits:
         need = cost.peak_bytes(shape, 1, checkpointing=chosen.gradient_checkpointing) / 2**30
         raise mistake.Mistake(
-            f"model {chosen.model} needs {need:.1f} GiB to train; {device.name} has {memory / 2**30:.1f} GiB. "
-            "Take a smaller model, or say how many tokens to try with --token_budget"
+            f"model {chosen.model} needs {need:.1f} GiB to train; {device.name} has {memory / 2**30:.1f} "
+            "GiB. Take a smaller model, or say how many tokens to try with --token_budget"
         )
     return fits
 

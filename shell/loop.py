@@ -179,9 +179,7 @@ def _due(job: Job, what: str, step: int) -> bool:
 
 
 def _best(job: Job, run: Run) -> int | None:
-    """Return the step of the best evaluation, whose checkpoint is written at once and kept; None without
-    one.
-    """
+    """Return the step of the best evaluation, None without one; its checkpoint is written at once and kept."""
     chosen = job.chosen
     greater = chosen.greater_is_better
     if greater is None:

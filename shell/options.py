@@ -121,7 +121,7 @@ class Options:
 
     dataset: Rows = _data(
         None,
-        "a .jsonl .json .parquet .csv file, folder, hub id, task:name, demo; or a list [a, {path: b, split: c}]",
+        "a .jsonl .json .parquet .csv file, folder, hub id, task:name, demo; or a list [a, {path: b}]",
     )
     dataset_config: str | None = _data(None, "which configuration of a hub dataset")
     dataset_split: str = _data("train", "which split to train on")

@@ -16,8 +16,7 @@ PLAIN = """{%- for m in messages -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
 
-# The last assistant turn is printed with an empty block of thoughts, those before it without; given thoughts are
-# printed only there.
+# The last assistant turn is printed with a block of thoughts, empty where none are given; those before it without.
 THINKING = """{%- for m in messages -%}
 {{- '<|im_start|>' + m['role'] + '\\n' -}}
 {%- set later = messages[loop.index:] | selectattr('role', 'equalto', 'assistant') | list -%}
@@ -71,8 +70,9 @@ def test_training_ids_are_one_print_of_the_whole_conversation(tmp_path, template
     whole = tokenizer.apply_chat_template(messages, chat_template=template, return_dict=True)["input_ids"]
     assert prepared.samples(0)[0].tokens.tolist() == whole
     if template == THINKING:
-        expected = '<call>{"name": "look", "arguments": {"x": 1}}</call><|im_end|><think>\neasy\n</think>\nIt is 7.<|im_end|>'
-        assert trained_text(tokenizer, prepared) == expected
+        called = '<call>{"name": "look", "arguments": {"x": 1}}</call><|im_end|>'
+        answered = "<think>\neasy\n</think>\nIt is 7.<|im_end|>"
+        assert trained_text(tokenizer, prepared) == called + answered
 
 
 def test_both_calls_of_a_turn_are_trained_and_their_results_not(tmp_path):
@@ -99,10 +99,11 @@ def test_a_turn_is_closed_by_the_templates_token_though_it_is_not_the_eos(tmp_pa
     prepared = words.prepare(tmp_path, rows, tokenizer, chat_template=template)
     assert prepared.samples(0)[0].tokens.tolist() == [3, 5, 2, 4, 6, 2, 3, 5, 2, 4, 6, 6, 2]
     assert len(prepared.samples(0)[0].tokens) == 13
+    words_only = "{% generation %}{{ m['content'] + ' ' }}{% endgeneration %}"
     marked = (
         "{% for m in messages %}{{ m['role'][0] + ' ' }}{% if m['role'] == 'assistant' %}"
-        "{% generation %}{{ m['content'] + ' ' }}{% endgeneration %}{% else %}{{ m['content'] + ' ' }}{% endif %}"
-        "{{ 'E ' }}{% endfor %}"
+        + words_only
+        + "{% else %}{{ m['content'] + ' ' }}{% endif %}{{ 'E ' }}{% endfor %}"
     )
     for text in (template, marked):
         one = words.prepare(tmp_path, rows, tokenizer, chat_template=text, assistant_only_loss=True).samples(
@@ -310,7 +311,7 @@ def test_tools_that_the_template_does_not_print_are_told(tmp_path):
 
 def test_a_wrong_template_or_none_is_told(tmp_path):
     tokenizer = tiny.tokenizer()
-    with pytest.raises(mistake.Mistake, match="there is no file missing.jinja"):
+    with pytest.raises(mistake.Mistake, match=r"there is no file missing\.jinja"):
         words.prepare(tmp_path, [{"messages": TALK}], tokenizer, chat_template="missing.jinja")
     (tmp_path / "own.jinja").write_text(PLAIN)
     from_file = words.prepare(

@@ -105,7 +105,10 @@ def test_words_and_a_call_mean_the_same(given):
 
 
 def _word(value):
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str):
+        return value
+    line = yaml.dump([value], Dumper=entries._Dumper, default_flow_style=True, width=1e9, allow_unicode=True)
+    return line.strip()[1:-1]
 
 
 def _has_another_reading(text):

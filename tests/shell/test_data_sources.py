@@ -6,6 +6,7 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
+from datasets import config, exceptions
 
 from shell import data, demo, mistake, sources, tiny
 from tests.shell import words
@@ -27,7 +28,7 @@ def dataset(request, tmp_path):
         return words.write(path.with_suffix(".jsonl"), ROWS)
     if kind.startswith("saved"):
         made = datasets.Dataset.from_list(ROWS)
-        whole = datasets.DatasetDict(train=made) if kind == "saved splits" else made
+        whole = datasets.DatasetDict({"train": made}) if kind == "saved splits" else made
         whole.save_to_disk(str(path))
         return str(path)
     if kind == "folder":
@@ -126,17 +127,19 @@ def test_a_name_of_the_hub_is_loaded_from_there(monkeypatch):
 
 
 def test_a_name_that_the_hub_refuses_is_told_in_one_line(monkeypatch):
+    monkeypatch.setattr(config, "HF_HUB_OFFLINE", False)
+
     def load(*_, **__):
-        raise datasets.exceptions.DatasetNotFoundError("Dataset 'some/rows'\ndoesn't exist")
+        raise exceptions.DatasetNotFoundError("Dataset 'some/rows'\ndoesn't exist")
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     monkeypatch.setattr(sources, "_reached", lambda _: False)
     with pytest.raises(
-        mistake.Mistake, match="'some/rows' is no file or folder here .* doesn't exist"
+        mistake.Mistake, match=r"'some/rows' is no file or folder here .* doesn't exist"
     ) as caught:
         sources.find("some/rows")
     assert "\n" not in str(caught.value)
-    assert datasets.config.HF_HUB_OFFLINE is False
+    assert config.HF_HUB_OFFLINE is False
 
 
 @pytest.mark.parametrize(
@@ -204,9 +207,9 @@ def test_tools_may_be_given_as_text(tmp_path):
     rows = [{"messages": [words.user("x"), words.assistant("y")], "tools": json.dumps([{"name": "f"}])}]
     tokenizer = tiny.tokenizer()
     assert '{"name": "f"}' in tokenizer.decode(words.prepare(tmp_path, rows, tokenizer).samples(0)[0].tokens)
-    with pytest.raises(mistake.Mistake, match="row 0 .*column tools: the text is not JSON"):
+    with pytest.raises(mistake.Mistake, match=r"row 0 .*column tools: the text is not JSON"):
         words.prepare(tmp_path, [{**rows[0], "tools": "{"}], tokenizer)
-    with pytest.raises(mistake.Mistake, match="row 0 .*column tools: .* a list of JSON schemas"):
+    with pytest.raises(mistake.Mistake, match=r"row 0 .*column tools: .* a list of JSON schemas"):
         words.prepare(tmp_path, [{**rows[0], "tools": ["f"]}], tokenizer)
 
 

@@ -31,7 +31,7 @@ def word_tokenizer(
 
 
 def spaced_tokenizer() -> transformers.PreTrainedTokenizerFast:
-    """Return a tokenizer that puts a space before every text, and whose words differ after a special token."""
+    """Return a tokenizer that puts a space before every text, and other words after a special token."""
     letters = ["<unk>", "</s>", "<a>", "▁", *map(chr, range(97, 123)), "▁a", "▁b", "▁c", "▁y", "▁u"]
     merges = [("▁", letter) for letter in "abcyu"]
     model = models.BPE(

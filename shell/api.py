@@ -1,0 +1,28 @@
+"""Training from Python: the same options, checks and loop as the command line."""
+
+import pathlib
+from typing import Any
+
+from core import algorithms
+from shell import config, jobs
+
+OWN = "custom:algorithm"
+
+
+def train(algorithm: str | algorithms.Algorithm, **options: Any) -> pathlib.Path:
+    """Train as `python -m shell.train` does.
+
+    Args:
+        algorithm: a built-in name, `module:name`, or an Algorithm of the caller's own.
+        options: as in docs/options.md, `model` and `dataset` and `output_dir` at least.
+
+    Returns:
+        The output folder, with `model/`, `metrics.jsonl` and `run.json`.
+
+    Raises:
+        mistake.Mistake: the caller's mistake, in one line.
+    """
+    own = None if isinstance(algorithm, str) else algorithm
+    command = config.from_values(OWN if own is not None else str(algorithm), options)
+    jobs.train(command, own)
+    return pathlib.Path(str(command.options.output_dir))
