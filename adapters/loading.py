@@ -1,11 +1,15 @@
 """From a folder or hub id to a bound model that has been proved to serve trees."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
 from torch import Tensor
+from transformers import modeling_layers
+from transformers.utils import logging
 
 from adapters import transformers_lm, tree_attention
 from core import head, pack
@@ -13,6 +17,7 @@ from core.plan import sample
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 2e-3}
 ROUGH = 6e-2
+SERVED = {"full_attention", "sliding_attention"}
 
 
 def load(
@@ -44,13 +49,14 @@ def load(
     Raises:
         ValueError: trees cannot be served, with the model's type and what stands in the way.
     """
-    module = transformers.AutoModelForCausalLM.from_pretrained(
-        path,
-        dtype=dtype,
-        attn_implementation=tree_attention.NAME,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-    )
+    with _quiet():
+        module: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=dtype,
+            attn_implementation=tree_attention.NAME,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+        )
     return bind(
         module.to(device), attention=attention, dropout=dropout, gradient_checkpointing=gradient_checkpointing
     )
@@ -71,19 +77,28 @@ def bind(
         raise ValueError(
             f"a {module.config.model_type} model has no decoder with an output head; name a causal model."
         )
+    limit = _max_length(module.config)
     leaves = {id(p): n for n, p in module.named_parameters()}
     named = module.named_parameters(remove_duplicate=False)
     slots = tuple((*_place(module, path), leaves[id(p)]) for path, p in named)
     params = {n: p.detach() for n, p in module.named_parameters()}
     model = transformers_lm.TransformersLM(
-        module=module, slots=slots, shape=_head_shape(module.config), attention=attention
+        module=module,
+        slots=slots,
+        shape=_head_shape(module.config),
+        attention=attention,
+        max_length=limit,
     )
     for submodule, attribute, name in slots:
         empty = torch.empty_like(params[name], device="meta")
         submodule._parameters[attribute] = torch.nn.Parameter(empty, requires_grad=False)
     module.eval()
     prove(model, params)
-    _set_modes(module, dropout=dropout, gradient_checkpointing=gradient_checkpointing)
+    if gradient_checkpointing:
+        _recompute_layers(module)
+    if dropout:
+        module.train()
+    _prove_draws(model, params, dropout=dropout)
     return model, params
 
 
@@ -94,13 +109,15 @@ def prove(model: transformers_lm.TransformersLM, params: Mapping[str, Tensor]) -
         ValueError: names the model's type and what stands in the way.
     """
     module, kind = model.module, model.module.config.model_type
-    vocab = module.get_output_embeddings().weight.shape[0]
-    draw = np.random.default_rng(0).integers(0, vocab, 14)
-    sequences = [draw[:9], np.concatenate([draw[:5], draw[9:]])]
-    samples = [sample.Sample(tokens=s, trained=np.arange(len(s)) > 0) for s in sequences]
+    samples = _two_branches(module)
     device = next(iter(params.values())).device
     together = pack.build(samples, pack.count(samples), device=device)
     alone = [pack.build([s], pack.count([s]), device=device) for s in samples]
+    unknown = set(_layer_types(module.config)) - SERVED
+    if unknown:
+        raise ValueError(
+            f"a {kind} model cannot be trained on trees: it has layers of {', '.join(sorted(unknown))}."
+        )
     try:
         forest = model.predict(params, together, 0).logprobs
         single = torch.cat([model.predict(params, each, 0).logprobs for each in alone])
@@ -114,9 +131,7 @@ def prove(model: transformers_lm.TransformersLM, params: Mapping[str, Tensor]) -
     if not torch.allclose(single, torch.cat(own), rtol=tolerance, atol=tolerance):
         raise ValueError(f"a {kind} model changes its logits after the head in a way that is not known here.")
     if not torch.allclose(forest, single, rtol=tolerance, atol=tolerance):
-        raise ValueError(
-            f"a {kind} model cannot be trained on trees: a branch sees its neighbours (layers {_layer_types(module)})."
-        )
+        raise ValueError(f"a {kind} model cannot be trained on trees: a branch sees its neighbors.")
 
 
 def _own_logprobs(model: transformers_lm.TransformersLM, each: pack.Pack) -> Tensor:
@@ -125,15 +140,17 @@ def _own_logprobs(model: transformers_lm.TransformersLM, each: pack.Pack) -> Ten
     logits = model.module(
         input_ids=each.tokens[None], position_ids=each.depths[None], use_cache=False, tree=route
     ).logits[0]
-    if route.calls == 0:
-        raise ValueError("its layers do not use transformers' attention interface.")
+    types = _layer_types(model.module.config)
+    if route.calls != len(types):
+        raise ValueError(f"{route.calls} of its {len(types)} layers use transformers' attention interface.")
+    if route.windows < types.count("sliding_attention"):
+        raise ValueError("its layers do not tell their attention how far it may look back.")
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
     return wide.index_select(0, each.edge_nodes).gather(-1, each.edge_tokens[:, None])[:, 0]
 
 
 def _head_shape(config: transformers.PretrainedConfig) -> head.Shape:
-    """Read from a config what is done to the head's product; `prove` checks it against the model's own
-    logits."""
+    """Read what a config does to the head's product; `prove` checks it on the model's own logits."""
     text = config.get_text_config()
     scale = float(getattr(text, "logit_scale", None) or 1.0)
     divisor = float(getattr(text, "logits_scaling", None) or 1.0)
@@ -147,24 +164,71 @@ def _place(module: torch.nn.Module, path: str) -> tuple[torch.nn.Module, str]:
     return module.get_submodule(parent), attribute
 
 
-def _layer_types(module: transformers.PreTrainedModel) -> str:
-    """Name what the layers are, as far as the config says."""
-    types = getattr(module.config.get_text_config(), "layer_types", None)
-    return ", ".join(dict.fromkeys(types)) if types else type(module.base_model).__name__
+def _layer_types(config: transformers.PretrainedConfig) -> list[str]:
+    """Name the kind of each layer, from the config's own list or from its window."""
+    text = config.get_text_config()
+    types = getattr(text, "layer_types", None)
+    if types:
+        return list(types)
+    windowed = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
+    return ["sliding_attention" if windowed else "full_attention"] * text.num_hidden_layers
 
 
-def _set_modes(module: transformers.PreTrainedModel, *, dropout: bool, gradient_checkpointing: bool) -> None:
-    """Leave the module in the mode that it trains in: dropout and recomputation both hang on `training`."""
-    if gradient_checkpointing:
-        if not module.supports_gradient_checkpointing:
-            raise ValueError(
-                f"a {module.config.model_type} model has no gradient checkpointing; drop the option."
-            )
-        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    if not dropout:
-        for submodule in module.modules():
-            if isinstance(submodule, torch.nn.Dropout):
-                submodule.p = 0.0
-            if isinstance(getattr(submodule, "attention_dropout", None), float):
-                submodule.attention_dropout = 0.0
-    module.train(dropout or gradient_checkpointing)
+def _max_length(config: transformers.PretrainedConfig) -> int:
+    """Return the length up to which a rotary table does not depend on the longest sequence; 0: at any."""
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    tables = [t for t in rope.values() if isinstance(t, dict)] or [rope]
+    limits = [
+        t.get("original_max_position_embeddings") or text.max_position_embeddings
+        for t in tables
+        if t.get("rope_type") in ("dynamic", "longrope")
+    ]
+    return min(limits, default=0)
+
+
+def _two_branches(module: transformers.PreTrainedModel) -> list[sample.Sample]:
+    """Make two sequences that part after five tokens."""
+    output: Any = module.get_output_embeddings()
+    draw = np.random.default_rng(0).integers(0, output.weight.shape[0], 14)
+    sequences = [draw[:9], np.concatenate([draw[:5], draw[9:]])]
+    return [sample.Sample(tokens=s, trained=np.arange(len(s)) > 0) for s in sequences]
+
+
+def _recompute_layers(module: transformers.PreTrainedModel) -> None:
+    """Let each layer, and no more of the module, know that it trains: recomputation hangs on that."""
+    layers = [m for m in module.modules() if isinstance(m, modeling_layers.GradientCheckpointingLayer)]
+    if not module.supports_gradient_checkpointing or not layers:
+        raise ValueError(
+            f"a {module.config.model_type} model has no gradient checkpointing; drop the option."
+        )
+    module._set_gradient_checkpointing(True)
+    for layer in layers:
+        layer.training = True
+
+
+def _prove_draws(
+    model: transformers_lm.TransformersLM, params: Mapping[str, Tensor], *, dropout: bool
+) -> None:
+    """Run once as in training: with dropout one key gives one mask, without it nothing is drawn."""
+    samples = _two_branches(model.module)
+    device = next(iter(params.values())).device
+    each = pack.build(samples, pack.count(samples), device=device)
+    first, second = (model.predict(params, each, key).logprobs for key in (0, 0 if dropout else 1))
+    if not torch.equal(first, second):
+        kind = model.module.config.model_type
+        raise ValueError(
+            f"a {kind} model draws random numbers that its keys do not decide; drop the options."
+        )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Load without progress bars: they would break into the lines of a run."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

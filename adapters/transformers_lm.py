@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
-from adapters import tree_attention
+from adapters import in_pieces, tree_attention
 from core import head, metrics, pack, ports
 
 
@@ -31,17 +31,21 @@ class TransformersLM:
         frozen: tensors by leaf name that are swapped in and not trained.
         shape: how logits follow from the head's product.
         attention: `rectangles` or `mask`.
+        max_length: longest sequence; beyond it the positions of all would hang on the longest. 0: no limit.
     """
 
     module: transformers.PreTrainedModel
     slots: tuple[tuple[torch.nn.Module, str, str], ...]
     shape: head.Shape
     attention: str
+    max_length: int = 0
     frozen: Mapping[str, Tensor] = attrs.field(factory=dict)
 
     def predict(self, params: ports.Params, pack: pack.Pack, key: int) -> pack.Scores:
         """Score every row of the pack, without gradients; see `core.ports.Model`."""
         with torch.no_grad(), self._run(params, key):
+            if len(pack.pieces) > 1:
+                return rows(pack, in_pieces.Walk(self, params, pack, key).fields())
             return self._score(pack, params)
 
     def pull_back(
@@ -50,11 +54,12 @@ class TransformersLM:
         """Run forward, loss and backward inside one swap; see `core.ports.Model`."""
         leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
         with torch.enable_grad(), self._run(leaves, key):
+            if len(pack.pieces) > 1:
+                return in_pieces.Walk(self, leaves, pack, key).pull_back(lambda f: loss(rows(pack, f)))
             value, means = loss(self._score(pack, leaves))
             found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
         grads = {
-            n: torch.zeros_like(p) if g is None else g
-            for (n, p), g in zip(params.items(), found, strict=True)
+            n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(params.items(), found, strict=True)
         }
         return value.detach(), means, grads
 
@@ -90,24 +95,40 @@ class TransformersLM:
             yield
 
     def _score(self, each: pack.Pack, params: ports.Params) -> pack.Scores:
-        """Run the forest through the decoder and the head over its trained edges."""
+        """Run the whole forest through the decoder and the head over its trained edges."""
         if not len(each.edge_nodes):
             return _nothing(each, params)
-        hidden = self._hidden(each, params)
-        output = self.module.get_output_embeddings()
-        fields = head.score(
-            hidden.index_select(0, each.edge_nodes),
+        return rows(each, self.edges(each, tree_attention.route(each, kind=self.attention), params))
+
+    def edges(
+        self, each: pack.Pack, route: tree_attention.Route, params: ports.Params
+    ) -> dict[str, Float[Tensor, " edges"]]:
+        """Return the fields of Scores at the edges that the nodes of a route predict.
+
+        Args:
+            each: the forest.
+            route: which of its nodes run.
+            params: what is swapped in.
+        """
+        hidden = self._hidden(route, params)
+        output: Any = self.module.get_output_embeddings()
+        return head.score(
+            hidden.index_select(0, each.edge_nodes[route.edges] - route.nodes[0]),
             output.weight,
-            each.edge_tokens,
+            each.edge_tokens[route.edges],
             bias=getattr(output, "bias", None),
             shape=self.shape,
             needs=each.needs,
         )
-        return pack.Scores(**{n: v.index_select(0, each.term_edges) for n, v in fields.items()})
 
-    def _hidden(self, each: pack.Pack, params: ports.Params) -> Float[Tensor, "nodes hidden"]:
-        """Return the last hidden state of every node."""
-        route = tree_attention.route(each, kind=self.attention)
+    def _hidden(self, route: tree_attention.Route, params: ports.Params) -> Float[Tensor, "nodes hidden"]:
+        """Return the last hidden state of every node that runs."""
+        if self.max_length and route.max_depth >= self.max_length:
+            raise ValueError(
+                f"a sequence has {route.max_depth + 1} tokens; beyond {self.max_length} this "
+                f"{self.module.config.model_type} model turns positions by the longest sequence of a pack. "
+                f"Set max_length to {self.max_length} or less."
+            )
 
         def recompute() -> tuple[Any, Any]:
             return contextlib.nullcontext(), _both(self.swap(params), _precise(params))
@@ -118,14 +139,18 @@ class TransformersLM:
         if self.module.is_activation_checkpointing:
             self.module._set_gradient_checkpointing(True, layer_by_layer)
         outputs = self.module.base_model(
-            input_ids=each.tokens[None], position_ids=each.depths[None], use_cache=False, tree=route
+            input_ids=route.tokens[None], position_ids=route.depths[None], use_cache=False, tree=route
         )
         return outputs.last_hidden_state[0]
 
 
+def rows(each: pack.Pack, fields: Mapping[str, Tensor]) -> pack.Scores:
+    """Spread fields at the edges over the rows of the batch."""
+    return pack.Scores(**{n: v.index_select(0, each.term_edges) for n, v in fields.items()})
+
+
 class KeepDouble(TorchFunctionMode):
-    """Keep float64 where a model casts to float32 to be safe in half precision: norms, rotary tables,
-    softmax."""
+    """Keep float64 where a model casts to float32 for half precision: norms, rotary tables, softmax."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -6,7 +6,7 @@ again. Results are the same to the bit.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import attrs
 import torch
@@ -33,6 +33,7 @@ class Moments:
     count: Mapping[str, Tensor]
 
 
+@runtime_checkable
 class Update(Protocol):
     """Gradients and the old state in, the new parameters and state out."""
 
@@ -112,13 +113,6 @@ def adamw(
         max_norm: see `clip_by_global_norm`; 0: no clipping.
     """
 
-    def init(params: Params) -> Moments:
-        def zeros() -> dict[str, Tensor]:
-            return {n: torch.zeros_like(p, memory_format=torch.preserve_format) for n, p in params.items()}
-
-        counts = {n: torch.zeros((), dtype=torch.float32, device=p.device) for n, p in params.items()}
-        return Moments(first=zeros(), second=zeros(), count=counts)
-
     def update(
         grads: Params, state: Moments, params: Params, *, rate: float, donate: bool = False
     ) -> tuple[dict[str, Tensor], Moments]:
@@ -148,7 +142,7 @@ def adamw(
             )
         return new, moments
 
-    return Optimizer(init=init, update=clip_by_global_norm(update, max_norm=max_norm), rate=rate)
+    return Optimizer(init=_moments, update=clip_by_global_norm(update, max_norm=max_norm), rate=rate)
 
 
 def sgd(*, rate: Callable[[int], float], max_norm: float = 0.0) -> Optimizer:
@@ -169,6 +163,16 @@ def sgd(*, rate: Callable[[int], float], max_norm: float = 0.0) -> Optimizer:
         return dict(new), state
 
     return Optimizer(init=lambda params: (), update=clip_by_global_norm(update, max_norm=max_norm), rate=rate)
+
+
+def _moments(params: Params) -> Moments:
+    """Return the moments before the first update."""
+
+    def zeros() -> dict[str, Tensor]:
+        return {n: torch.zeros_like(p, memory_format=torch.preserve_format) for n, p in params.items()}
+
+    counts = {n: torch.zeros((), dtype=torch.float32, device=p.device) for n, p in params.items()}
+    return Moments(first=zeros(), second=zeros(), count=counts)
 
 
 def _wide(values: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ one may take
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 import torch
@@ -71,6 +71,7 @@ ALONE = Ranks(index=0, num=1, sum=lambda tree: tree, merge=lambda means: means)
 """One process."""
 
 
+@runtime_checkable
 class Model(Protocol):
     """A language model as two pure functions of its parameters."""
 

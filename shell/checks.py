@@ -297,12 +297,10 @@ def _evaluation(chosen: options.Options, given: Given) -> None:
         if chosen.eval_dataset is not None:
             raise _both(given, "eval_strategy", "eval_dataset", "no evaluates nothing; keep one.")
         return
-    name = next(
-        (name for name in ("eval_strategy", "eval_steps", "eval_on_start") if name in given), "eval_dataset"
-    )
-    if "eval_dataset" not in given and (
-        is_file(chosen.dataset) or any("split" in row for row in _entries(chosen.dataset))
-    ):
+    told = given.get("eval_dataset")
+    own_split = any("split" in row for row in _entries(chosen.dataset))
+    if (told is None or told.read() is None) and (own_split or is_file(chosen.dataset)):
+        name = next(name for name in ("eval_strategy", "eval_steps", "eval_on_start") if name in given)
         raise mistake.Mistake(
             f"{given[name].where}: dataset names no test split beside it; set eval_dataset."
         )

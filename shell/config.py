@@ -94,6 +94,14 @@ def to_yaml(chosen: Options) -> str:
     return entries.dump(kept)
 
 
+def plain(chosen: Options) -> dict[str, Any]:
+    """Return options by name, as YAML holds them."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in attrs.asdict(chosen, recurse=False).items()
+    }
+
+
 def changes(old: Mapping[str, Any], new: Options) -> list[str]:
     """Name the options whose change gives other weights, so that a run cannot be continued under them.
 
@@ -183,11 +191,3 @@ def _algorithm(word: str) -> str:
     raise mistake.Mistake(
         f"algorithm {word!r}: it does not exist; one of {options.names()} or module:name was wanted.{hint}"
     )
-
-
-def plain(chosen: Options) -> dict[str, Any]:
-    """Return options by name, as YAML holds them."""
-    return {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in attrs.asdict(chosen, recurse=False).items()
-    }

@@ -1,5 +1,6 @@
 """What the caller wrote, key by key, and where: words of a command line and lines of a YAML file."""
 
+import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -94,7 +95,10 @@ def from_words(words: Sequence[str]) -> tuple[Entry, ...]:
 
 def from_values(values: Mapping[str, Any]) -> tuple[Entry, ...]:
     """Take what a Python caller gives by keyword."""
-    return tuple(Entry(key=key, value=value, where=f"{key}=") for key, value in values.items())
+    return tuple(
+        Entry(key=key, value=os.fspath(value) if isinstance(value, os.PathLike) else value, where=f"{key}=")
+        for key, value in values.items()
+    )
 
 
 def dump(values: Mapping[str, Any]) -> str:

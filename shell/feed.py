@@ -166,7 +166,13 @@ def packs(
     )
     return [
         pack.build(
-            [samples[i] for i in members], counts, needs=needs, share=share, dtype=dtype, device=device
+            [samples[i] for i in members],
+            counts,
+            needs=needs,
+            share=share,
+            budget=budget,
+            dtype=dtype,
+            device=device,
         )
         for members in plan[ranks.index]
     ]

@@ -1,15 +1,24 @@
 """What is written about options: help on the command line and a page of the documentation."""
 
 import argparse
+import json
 from typing import Any
 
-from shell import checks, options
+from shell import checks, keys, options
 
 _FORM = "python -m shell.train ALGORITHM [--config FILE.yaml] [--key value ...]"
 _WRITING = (
     "The command line wins over the file. Flags: --key, --key false or --no_key. Lists: --key one two, or "
     "--key '[one, two]'. Mappings: --key '{a: 1}'. Keys of TRL and transformers configurations are read too."
 )
+
+# Keys that are read together with others, or for their value alone.
+_PARTS = {
+    "bf16": "`dtype`",
+    "gradient_accumulation_steps": "`batch_size`, times what a device takes and the ranks",
+    "optim": "AdamW, whatever its implementation",
+    "per_device_train_batch_size": "`batch_size`, times the accumulation and the ranks",
+}
 
 
 def usage(algorithm: str | None = None) -> str:
@@ -48,7 +57,35 @@ def as_markdown() -> str:
         later = "" if known.built else " Not built yet."
         cells = (f"`{name}`", _takes(name), _defaults(name), readers, f"{known.text}.{later}")
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_others()]) + "\n"
+
+
+def _others() -> list[str]:
+    """List the keys of other people's files."""
+    lines = [
+        "",
+        "## Keys of TRL and transformers",
+        "",
+        "Read as options:",
+        "",
+        "| key | option |",
+        "| --- | --- |",
+    ]
+    lines += [f"| `{key}` | {_PARTS.get(key, f'`{run.name}`')} |" for key, run in keys.RUN.items()]
+    lines += [
+        "",
+        "Ignored, with a line that says so:",
+        "",
+        "| key | why it changes nothing |",
+        "| --- | --- |",
+    ]
+    lines += [f"| `{key}` | {why} |" for key, why in keys.HARMLESS.items()]
+    lines += ["", "Refused, unless the value asks for what is done anyway:", ""]
+    lines += ["| key | instead | taken |", "| --- | --- | --- |"]
+    for key, refused in keys.REFUSED.items():
+        taken = ", ".join(f"`{json.dumps(value)}`" for value in refused.fine)
+        lines.append(f"| `{key}` | {refused.instead} | {taken} |")
+    return lines
 
 
 def _line(algorithm: str | None, name: str) -> str:

@@ -66,18 +66,6 @@ def turn_start(
         prompt = _try(chat, messages[:turn], tools, generation_prompt=True)
         if prompt is not None and text.startswith(prompt):
             return len(prompt)
-        before = _try(chat, messages[:turn], tools)
-        if (
-            prompt is not None
-            and before is not None
-            and prompt.startswith(before)
-            and text.startswith(before)
-        ):
-            # The generation prompt opens more than this turn was printed with (a block of thoughts): take
-            # what they share.
-            shared = _whole_tokens(chat, _common(prompt, text), prompt, text)
-            if shared > len(before):
-                return shared
     header = _header(chat, messages, tools, max(turn, 1))
     begin, _ = _differing(chat, messages, tools, text, turn)
     found = text.rfind(header, 0, begin) if header else -1
@@ -174,6 +162,7 @@ def _header(
         return ""
     through = _try(chat, messages[: turn + 1], tools)
     if through is not None and through.startswith(before):
+        # The generation prompt may open more than the turn was printed with (a block of thoughts).
         prompt = prompt[: _whole_tokens(chat, _common(prompt, through), prompt, through)]
     return prompt[len(before) :]
 

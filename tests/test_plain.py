@@ -14,7 +14,7 @@ from tests import paths
 def test_the_plain_tests_pass_in_a_process_without_shape_checks():
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     environment["ESPALIER_PLAIN"] = "1"
-    command = [sys.executable, "-m", "pytest", "-m", "plain", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-m", "plain", "-q", "-p", "no:cacheprovider", "tests"]
     done = subprocess.run(command, cwd=paths.ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-8000:]
 

@@ -12,11 +12,14 @@ class Sample:
 
     Attributes:
         tokens: token ids, int64 `[length]`.
-        trained: True where the token is a target, bool `[length]`. Nothing predicts the first token: it is never one.
-        columns: what an algorithm asked for: an array `[length]` holds a number a token, a plain number one a sample.
+        trained: True where the token is a target, bool `[length]`. Nothing predicts the first token: it is
+            never one.
+        columns: what an algorithm asked for: an array `[length]` holds a number a token, a plain number one a
+            sample.
         group: which prompt the sample belongs to.
         unit: what must be seen together; both sides of a pair bear one number.
-        share: optional int64 `[length]`; two tokens are merged only where these keys agree too. None: tokens alone decide.
+        share: optional int64 `[length]`; two tokens are merged only where these keys agree too. None: tokens
+            alone decide.
     """
 
     tokens: np.ndarray

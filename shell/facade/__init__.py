@@ -33,7 +33,9 @@ PUBLIC = {
     "optimizers": "core.optimizers",
     "schedules": "core.schedules",
     "steps": "core.steps",
+    "segments": "core.segments",
     # Machinery
+    "train": "shell.api:train",
     "device": "adapters.pick:device",
 }
 

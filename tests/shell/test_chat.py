@@ -16,7 +16,7 @@ PLAIN = """{%- for m in messages -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
 
-# The last assistant turn is printed with a block of thoughts, empty where none are given; those before it without.
+# The last assistant turn is printed with a block of thoughts, empty where none are given; others without.
 THINKING = """{%- for m in messages -%}
 {{- '<|im_start|>' + m['role'] + '\\n' -}}
 {%- set later = messages[loop.index:] | selectattr('role', 'equalto', 'assistant') | list -%}
@@ -191,6 +191,28 @@ def test_a_template_that_cannot_be_proved_is_refused_with_the_row(tmp_path):
     with pytest.raises(mistake.Mistake, match=r"row 0 \(line 1 .*cannot prove.*generation"):
         words.prepare(
             tmp_path, [{"messages": TALK}], tokenizer, chat_template=backwards, assistant_only_loss=True
+        )
+
+
+def test_a_turn_that_is_opened_otherwise_than_the_generation_prompt_says_is_refused(tmp_path):
+    other = THINKING.replace(
+        "'<|im_start|>' + m['role'] + '\\n' -}}", "('user:' if m['role'] == 'user' else '') -}}"
+    )
+    other = other.replace(
+        "'<think>\\n' + (m['reasoning_content'] or '') + '\\n</think>\\n' -}}", "'final:' -}}"
+    )
+    other = other.replace(
+        "{{- m['content'] or '' -}}",
+        "{{- ('said:' if m['role'] != 'user' and later else '') + m['content'] -}}",
+    )
+    other = other.replace("<|im_start|>assistant\\n", "said:")
+    chat = chats.bind(tiny.tokenizer(), chat_template=other)
+    assert chats.render(chat, TALK[:4]).startswith(
+        "user:hi<|im_end|>\nsaid:yo<|im_end|>\nuser:and?<|im_end|>\nfinal:so"
+    )
+    with pytest.raises(mistake.Mistake, match="cannot prove where message 3 begins"):
+        words.prepare(
+            tmp_path, [{"messages": TALK}], tiny.tokenizer(), chat_template=other, assistant_only_loss=True
         )
 
 

@@ -268,6 +268,29 @@ def test_evaluation_follows_from_what_is_given():
     assert (chosen.eval_dataset, chosen.eval_split) == ("hub/id", "test")
 
 
+def test_strategies_are_words_though_yaml_reads_an_unquoted_no_as_false(tmp_path):
+    file = written(tmp_path, "eval_strategy: no\nsave_strategy: no\n")
+    chosen = parsed(*file).options
+    assert (chosen.eval_strategy, chosen.save_strategy, chosen.save_steps) == ("no", "no", None)
+    assert parsed(*file, "--save_strategy", "steps").options.save_steps == 500
+    assert parsed("--eval_strategy", "no", "--save_strategy", "no").options == chosen
+
+
+def test_a_test_split_is_not_looked_for_where_there_is_none():
+    assert "set eval_dataset" in told("--eval_strategy", "epoch", "--eval_dataset", "null")
+    assert "set eval_dataset" in told("--eval_on_start")
+
+
+def test_a_python_caller_gives_values_and_paths(tmp_path):
+    chosen = config.from_values(
+        "sft", {"model": "tiny", "dataset": ["a"], "output_dir": tmp_path, "bf16": True}
+    )
+    assert (chosen.options.output_dir, chosen.options.dataset) == (str(tmp_path), ("a",))
+    assert chosen.options.dtype == "bfloat16"
+    with pytest.raises(mistake.Mistake, match=r"^learning_rate=: 'x' came; a number"):
+        config.from_values("sft", {"model": "tiny", "dataset": "a", "learning_rate": "x"})
+
+
 def test_a_schedule_with_a_floor_takes_one():
     words = ("--lr_scheduler_type", "cosine_with_min_lr", "--lr_scheduler_kwargs")
     assert parsed(*words, "{min_lr: 1e-6}").options.lr_scheduler_kwargs == {"min_lr": 1e-6}

@@ -76,6 +76,7 @@ def test_each_block_is_shuffled_by_itself_and_every_row_comes_once_an_epoch(tmp_
         assert sorted(epoch[:8]) == list(range(8))
         assert sorted(epoch) == list(range(20))
         assert epoch != sorted(epoch)
+        assert [row - 8 for row in epoch[8:16]] != epoch[:8]
     assert epochs[0] != epochs[1]
 
 
