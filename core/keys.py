@@ -5,6 +5,8 @@ twice changes no draw.
 """
 
 import hashlib
+import operator
+from typing import SupportsIndex
 
 MASK = (1 << 63) - 1
 
@@ -14,7 +16,7 @@ def key(seed: int) -> int:
     return fold_in(0, seed)
 
 
-def fold_in(parent: int, *data: int | str) -> int:
+def fold_in(parent: int, *data: SupportsIndex | str) -> int:
     """Derive a key from `parent` and the words or numbers that name its use.
 
     >>> fold_in(key(1), "dropout", 3) == fold_in(key(1), "dropout", 3)
@@ -29,6 +31,6 @@ def fold_in(parent: int, *data: int | str) -> int:
     Returns:
         A key in `[0, 2^63)`, spread uniformly (BLAKE2b).
     """
-    words = (d if isinstance(d, str) else int(d) for d in data)
-    text = repr((int(parent), *words)).encode()
+    words = (d if isinstance(d, str) else operator.index(d) for d in data)
+    text = repr((parent, *words)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") & MASK

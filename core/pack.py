@@ -27,6 +27,8 @@ class Scores:
         log_sum_squares: log of the sum of squared probabilities.
         mean_logits: mean logit over the vocabulary.
         top1: 1.0 where the token is the likeliest, else 0.0.
+        divergences: divergence (nats) between the distribution that the token was drawn from and a teacher's.
+        values: what a scalar head says of the sequence up to the row's token, that token included.
     """
 
     logprobs: Float[Tensor, " terms"]
@@ -34,6 +36,8 @@ class Scores:
     log_sum_squares: Float[Tensor, " terms"] | None = None
     mean_logits: Float[Tensor, " terms"] | None = None
     top1: Float[Tensor, " terms"] | None = None
+    divergences: Float[Tensor, " terms"] | None = None
+    values: Float[Tensor, " terms"] | None = None
 
 
 @record.record
@@ -55,17 +59,24 @@ class Axis:
 class Totals:
     """How much there is in the whole optimizer step, over all packs and ranks, counted before it starts.
 
+    Mismatched samples (per-sample column `mismatched` of 1) are looked at, not trained: only `mismatched`
+    counts them.
+
     Attributes:
         terms: trained tokens.
         samples: samples with a trained token.
         groups: groups with a trained token.
         pairs: pairs.
+        chosen_terms: trained tokens of the chosen sides of pairs.
+        mismatched: samples that pair a prompt with the completion of another.
     """
 
     terms: Float[Tensor, ""]
     samples: Float[Tensor, ""]
     groups: Float[Tensor, ""]
     pairs: Float[Tensor, ""]
+    chosen_terms: Float[Tensor, ""]
+    mismatched: Float[Tensor, ""]
 
 
 @record.record
@@ -115,6 +126,7 @@ class Pack:
         table: attention as blocks, on the host, `[blocks, 5]`: (causal, query start, stop, key start, stop).
         edge_nodes: the node that predicts, in ascending order.
         edge_tokens: the token that it predicts.
+        edge_targets: the node of that token.
         term_edges: the edge of each row; rows that share a token share an edge.
         batch: what the loss sees.
         needs: fields of Scores that are asked for beside `logprobs`.
@@ -128,6 +140,7 @@ class Pack:
     table: Int[Tensor, "blocks five"]
     edge_nodes: Int[Tensor, " edges"]
     edge_tokens: Int[Tensor, " edges"]
+    edge_targets: Int[Tensor, " edges"]
     term_edges: Int[Tensor, " terms"]
     batch: Batch
     needs: tuple[str, ...] = record.static(default=())
@@ -143,13 +156,18 @@ class Counts:
     samples: int
     groups: int
     pairs: int
+    chosen_terms: int
+    mismatched: int
     group_terms: Mapping[int, int]
     group_samples: Mapping[int, int]
 
 
 def count(samples: Sequence[sample.Sample]) -> Counts:
     """Count what the totals of a step need, over all its samples, whatever rank or pack they go to."""
-    terms = np.array([int(s.trained.sum()) for s in samples], dtype=np.int64)
+    mismatched = [bool(s.columns.get("mismatched", 0.0)) for s in samples]
+    trained = np.array([int(s.trained.sum()) for s in samples], dtype=np.int64)
+    terms = np.where(mismatched, 0, trained)
+    pairs = _pairs(samples)
     group_terms: dict[int, int] = {}
     group_samples: dict[int, int] = {}
     for s, n in zip(samples, terms.tolist(), strict=True):
@@ -160,7 +178,9 @@ def count(samples: Sequence[sample.Sample]) -> Counts:
         terms=int(terms.sum()),
         samples=int((terms > 0).sum()),
         groups=len(group_terms),
-        pairs=len(_pairs(samples)),
+        pairs=len(pairs),
+        chosen_terms=int(sum(terms[chosen] for chosen, _ in pairs)),
+        mismatched=sum(mismatched),
         group_terms=group_terms,
         group_samples=group_samples,
     )
@@ -181,7 +201,7 @@ def build(
     Args:
         samples: those that go into this pack; a unit is never split over packs.
         counts: of the whole step.
-        needs: fields of Scores that the loss reads.
+        needs: what the loss reads: fields of Scores; columns among them are the samples' own.
         share: merge what begins alike; False keeps every sample a chain of its own.
         budget: most nodes in one forward; a larger forest is cut into pieces. None: no limit.
         dtype: of the columns that are not integers.
@@ -208,9 +228,10 @@ def build(
         table=torch.from_numpy(_blocks(tree)),
         edge_nodes=move(tree.parents[targets]),
         edge_tokens=move(tree.tokens[targets]),
+        edge_targets=move(targets),
         term_edges=move(rank[term_targets]),
         batch=_batch(samples, counts, trained, np.diff(offsets), dtype, device),
-        needs=tuple(sorted(needs)),
+        needs=tuple(sorted(_FIELDS.intersection(needs))),
         pieces=prefix_tree.pieces(tree, budget) if budget and num_nodes > budget else ((0, num_nodes),),
         max_depth=int(tree.depths.max(initial=0)),
     )
@@ -294,4 +315,5 @@ def _column(name: str, columns: Mapping[str, Tensor]) -> Tensor:
     return columns[name]
 
 
-_TOTALS = ("terms", "samples", "groups", "pairs")
+_TOTALS = tuple(field.name for field in attrs.fields(Totals))
+_FIELDS = frozenset(field.name for field in attrs.fields(Scores)) - {"logprobs"}

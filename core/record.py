@@ -48,6 +48,15 @@ def record(cls: Class) -> Class:
             object.__setattr__(value, name, child)
         return value
 
+    def flatten_some(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        # To torch None is a leaf, which its transforms refuse; to optree it is structure, so here too.
+        children, aux = flatten(value)
+        return [c for c in children if c is not None], (*aux, tuple(c is not None for c in children))
+
+    def build_some(children: Any, aux: Any) -> Any:
+        rest = iter(children)
+        return build([next(rest) if there else None for there in aux[-1]], aux[:-1])
+
     optree.register_pytree_node(
         made,
         lambda value: (*flatten(value), leaves),
@@ -55,7 +64,7 @@ def record(cls: Class) -> Class:
         namespace=NAMESPACE,
     )
     torch_pytree.register_pytree_node(
-        made, flatten, build, serialized_type_name=f"{made.__module__}.{made.__qualname__}"
+        made, flatten_some, build_some, serialized_type_name=f"{made.__module__}.{made.__qualname__}"
     )
     return made
 
@@ -63,7 +72,8 @@ def record(cls: Class) -> Class:
 def _plain_init(cls: type) -> Callable[..., None]:
     """Write the `__init__` that one would type by hand for `cls`."""
     fields = attrs.fields(cls)
-    scope: dict[str, Any] = {"__name__": cls.__module__}
+    # Without a name of a module: torch.compile would look for these globals there.
+    scope: dict[str, Any] = {}
     params, lines = [], []
     for f in fields:
         value = f.name

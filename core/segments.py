@@ -4,7 +4,7 @@ Axes: terms, samples, groups.
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from core import pack
@@ -23,6 +23,20 @@ def sample_means(values: Float[Tensor, " terms"], batch: pack.Batch) -> Float[Te
 def group_sums(values: Float[Tensor, " terms"], batch: pack.Batch) -> Float[Tensor, " groups"]:
     """Sum the rows of each group; 0 for a group without a row."""
     return _sums(values, batch.group, len(batch.groups.num_terms))
+
+
+def positions(batch: pack.Batch) -> Int[Tensor, " terms"]:
+    """Number the rows of each sample from 0, in the order of its tokens."""
+    lengths = batch.samples.num_terms.long()
+    starts = lengths.cumsum(0) - lengths
+    rows = torch.arange(len(batch.terms.sample), device=batch.terms.sample.device)
+    return rows - starts.index_select(0, batch.terms.sample)
+
+
+def last_rows(values: Float[Tensor, " terms"], batch: pack.Batch) -> Float[Tensor, " samples"]:
+    """Return the last row of each sample, found by its length; 0 for a sample without a row."""
+    last = positions(batch) == batch.num_terms.long() - 1
+    return sample_sums(values.where(last, 0.0), batch)
 
 
 def _sums(values: Tensor, index: Tensor, size: int) -> Tensor:

@@ -36,7 +36,7 @@ def rows(split: str) -> list[dict[str, Any]]:
     """Return the conversations of one split, in a fixed mixed order.
 
     >>> [message["content"] for message in rows("test")[0]["messages"]]
-    ['Which is larger, 42 or 35?', '42']
+    ['What is 8 + 5?', '8 + 5 = 13']
     """
     keyed = sorted((_key(question), question, answer) for question, answer in _pairs())
     return [

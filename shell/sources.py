@@ -1,8 +1,8 @@
 """Where rows come from: files, folders, the hub, built-in tasks. Rows are plain dictionaries.
 
-Files are read here rather than by a dataframe library, which gives each row the fields that only others have,
-as nulls (tools, tool calls), copies the file into a cache elsewhere, and cannot say which line is broken. Rows
-are counted from 0, lines from 1.
+Files are read here rather than by a dataframe library, which gives each row, as nulls, the fields that only
+others have (tools, tool calls), copies the file into a cache elsewhere, and cannot say which line is broken.
+Rows are counted from 0, lines from 1.
 """
 
 import csv

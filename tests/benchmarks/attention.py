@@ -1,0 +1,111 @@
+"""Attention over forests, forward and backward: `python -m tests.benchmarks.attention [--json FILE]`.
+
+Rectangles against what people do otherwise: a dense mask over the pack, keys and values gathered along every root-to-segment
+path, and every row alone.
+"""
+
+import argparse
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from core import attention
+from core.plan import prefix_tree
+from tests.benchmarks import timing
+
+HEADS, WIDTH = 4, 64
+
+
+def fan(prompt: int, group: int, answer: int, seed: int = 0) -> list[np.ndarray]:
+    """Return one prompt with a group of answers."""
+    draw = np.random.default_rng(seed)
+    stem = draw.integers(0, 150_000, prompt)
+    return [np.concatenate([stem, draw.integers(0, 150_000, answer)]) for _ in range(group)]
+
+
+def agent(turns: int, seen: int, said: int, seed: int = 0) -> list[np.ndarray]:
+    """Return one sample a turn of an agent: a trunk that grows by `seen + 32` tokens a turn, `said` tokens off it."""
+    draw = np.random.default_rng(seed)
+    trunk, rows = np.zeros(0, np.int64), []
+    for _ in range(turns):
+        trunk = np.concatenate([trunk, draw.integers(0, 150_000, seen)])
+        rows.append(np.concatenate([trunk, draw.integers(0, 150_000, said)]))
+        trunk = np.concatenate([trunk, draw.integers(0, 150_000, 32)])
+    return rows
+
+
+CASES = {"fan 1024 + 8 x 128": fan(1024, 8, 128), "agent 16 x (100 + 100)": agent(16, 100, 100)}
+
+
+def contenders(rows: list[np.ndarray]) -> tuple[dict, int]:
+    """Return what is compared on some rows, each a forward and a backward, and the nodes of their forest."""
+    tree = prefix_tree.build(rows)
+    nodes = len(tree.tokens)
+    chains = np.concatenate([np.ones((len(tree.chains), 1), np.int64), tree.chains, tree.chains], 1)
+    rest = np.concatenate([np.zeros((len(tree.rectangles), 1), np.int64), tree.rectangles], 1)
+    table, depths = torch.from_numpy(np.concatenate([chains, rest])), torch.from_numpy(tree.depths)
+    mask = attention.ancestors(torch.from_numpy(tree.ends), depths)
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, HEADS, nodes, WIDTH, requires_grad=True) for _ in range(3))
+    weight, scale = torch.randn(1, HEADS, nodes, WIDTH), WIDTH**-0.5
+    segments = _segments(tree)
+    alone = [tuple(torch.randn(1, HEADS, len(r), WIDTH, requires_grad=True) for _ in range(3)) for r in rows]
+
+    def pulled(out: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad((out * weight).sum(), (query, key, value))
+
+    def rectangles() -> tuple[torch.Tensor, ...]:
+        return pulled(attention.rectangles(query, key, value, table, depths, depths, scale=scale))
+
+    def dense() -> tuple[torch.Tensor, ...]:
+        return pulled(F.scaled_dot_product_attention(query, key, value, attn_mask=mask))
+
+    def gathered() -> tuple[torch.Tensor, ...]:
+        outs = []
+        for start, stop, path in segments:
+            seen = torch.ones(stop - start, len(path), dtype=torch.bool).tril(len(path) - (stop - start))
+            k, v = key[:, :, path], value[:, :, path]
+            outs.append(F.scaled_dot_product_attention(query[:, :, start:stop], k, v, attn_mask=seen))
+        return pulled(torch.cat(outs, 2))
+
+    def unpacked() -> None:
+        for q, k, v in alone:
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+
+    for one, other in zip(rectangles(), dense(), strict=True):
+        assert torch.allclose(one, other, atol=2e-4)
+    named = {"rectangles": rectangles, "dense mask": dense, "per-path gather": gathered, "rows alone": unpacked}
+    return named, nodes
+
+
+def _segments(tree: prefix_tree.PrefixTree) -> list[tuple[int, int, torch.Tensor]]:
+    """Return runs of nodes without a fork, and the path from the root to the end of each."""
+    nodes = np.arange(len(tree.tokens))
+    children = np.bincount(tree.parents[tree.parents >= 0], minlength=len(nodes))
+    starts = [0] + [n for n in nodes[1:].tolist() if tree.parents[n] != n - 1 or children[n - 1] > 1]
+    found = []
+    for start, stop in zip(starts, [*starts[1:], len(nodes)], strict=True):
+        path = nodes[(nodes < stop) & (tree.ends > stop - 1)]
+        found.append((start, stop, torch.from_numpy(path)))
+    return found
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json")
+    parser.add_argument("--rounds", type=int, default=7)
+    chosen = parser.parse_args()
+    found = {"machine": timing.machine(), "cases": {}}
+    for name, rows in CASES.items():
+        named, nodes = contenders(rows)
+        times = timing.by_turns(named, rounds=chosen.rounds)
+        figures = {"nodes": nodes, "rows": sum(map(len, rows)), "milliseconds": min(times["rectangles"]) * 1e3}
+        figures |= {f"faster than {n}": timing.ratio(t, times["rectangles"]) for n, t in times.items() if n != "rectangles"}
+        found["cases"][name] = figures
+    timing.report(found, chosen.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""How benchmarks take time: contenders by turns in one process, medians of ratios."""
+
+import json
+import pathlib
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+
+def by_turns(contenders: Mapping[str, Callable[[], Any]], *, rounds: int) -> dict[str, list[float]]:
+    """Run each contender once a round after one round that does not count; the order turns from round to round.
+
+    Returns:
+        Seconds of each round by name.
+    """
+    names, times = list(contenders), {name: [] for name in contenders}
+    for turn in range(rounds + 1):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            start = time.perf_counter()
+            contenders[name]()
+            if turn:
+                times[name].append(time.perf_counter() - start)
+    return times
+
+
+def ratio(slow: list[float], fast: list[float]) -> float:
+    """Return how many times faster `fast` is: the median over rounds of the ratio inside a round."""
+    return statistics.median(a / b for a, b in zip(slow, fast, strict=True))
+
+
+def machine() -> dict[str, Any]:
+    """Describe where this was measured."""
+    return {"processor": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
+
+
+def report(found: Any, path: str | None) -> None:
+    """Print figures as JSON and write them where asked."""
+    text = json.dumps(found, indent=2)
+    print(text)
+    if path:
+        pathlib.Path(path).write_text(text + "\n")

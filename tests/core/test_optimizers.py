@@ -1,0 +1,126 @@
+"""The optimizers are torch.optim's, as pure functions."""
+
+import math
+
+import pytest
+import torch
+
+from core import optimizers, record
+
+RATES = [1e-2 * (1 - k / 200) for k in range(100)]
+
+
+def params(dtype=torch.float64, seed=0):
+    """A matrix, a bias and a scalar."""
+    draw = torch.Generator().manual_seed(seed)
+    shapes = {"weight": (4, 3), "bias": (4,), "gain": ()}
+    return {n: torch.randn(s, generator=draw, dtype=torch.float64).to(dtype) for n, s in shapes.items()}
+
+
+def rules(**options):
+    """Both optimizers."""
+    return {
+        "adamw": optimizers.adamw(rate=RATES.__getitem__, weight_decay=0.1, **options),
+        "sgd": optimizers.sgd(rate=RATES.__getitem__, **options),
+    }
+
+
+def run(optimizer, start, num_steps=5, *, donate=False):
+    """Make updates with gradients drawn from the step."""
+    values, state = start, optimizer.init(start)
+    for k in range(num_steps):
+        grads = params(next(iter(start.values())).dtype, seed=k + 1)
+        values, state = optimizer.update(grads, state, values, rate=optimizer.rate(k), donate=donate)
+    return values, state
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("max_norm", [0.0, 0.7])
+def test_a_hundred_updates_are_those_of_torchs_adamw(dtype, max_norm):
+    optimizer = optimizers.adamw(rate=RATES.__getitem__, weight_decay=0.1, max_norm=max_norm)
+    got, _ = run(optimizer, params(dtype), 100)
+    theirs = {n: p.clone().requires_grad_() for n, p in params(dtype).items()}
+    decayed, spared = [theirs["weight"]], [theirs["bias"], theirs["gain"]]
+    reference = torch.optim.AdamW(
+        [{"params": decayed}, {"params": spared, "weight_decay": 0.0}], weight_decay=0.1
+    )
+    for k in range(100):
+        for n, grad in params(dtype, seed=k + 1).items():
+            theirs[n].grad = grad
+        if max_norm:
+            torch.nn.utils.clip_grad_norm_(theirs.values(), max_norm)
+        for group in reference.param_groups:
+            group["lr"] = RATES[k]
+        reference.step()
+    for n, p in theirs.items():
+        torch.testing.assert_close(got[n], p.detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_norms_and_biases_do_not_decay():
+    start = params()
+    optimizer = optimizers.adamw(rate=lambda done: 0.5, weight_decay=0.1)
+    zeros = {n: torch.zeros_like(p) for n, p in start.items()}
+    new, _ = optimizer.update(zeros, optimizer.init(start), start, rate=0.5)
+    torch.testing.assert_close(new["weight"], start["weight"] * 0.95)
+    assert torch.equal(new["bias"], start["bias"])
+    assert torch.equal(new["gain"], start["gain"])
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+@pytest.mark.parametrize("max_norm", [0.0, 0.7])
+def test_donating_the_state_changes_no_bit(name, max_norm):
+    optimizer = rules(max_norm=max_norm)[name]
+    kept, given = (run(optimizer, params(), donate=donate) for donate in (False, True))
+    for x, y in zip(record.tree.leaves(kept), record.tree.leaves(given), strict=True):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_arguments_are_left_alone_unless_they_are_donated(name):
+    optimizer = rules(max_norm=0.1)[name]
+    start, grads = params(), params(seed=1)
+    state = optimizer.init(start)
+    before = record.tree.map(torch.clone, (grads, state, start))
+    new, _ = optimizer.update(grads, state, start, rate=0.1)
+    for x, y in zip(record.tree.leaves((grads, state, start)), record.tree.leaves(before), strict=True):
+        assert torch.equal(x, y)
+    assert not {p.data_ptr() for p in new.values()} & {p.data_ptr() for p in start.values()}
+    donated, _ = optimizer.update(grads, state, start, rate=0.1, donate=True)
+    assert {p.data_ptr() for p in donated.values()} == {p.data_ptr() for p in start.values()}
+
+
+def test_gradients_are_scaled_down_together_and_never_up():
+    optimizer = optimizers.sgd(rate=lambda done: 1.0, max_norm=2.5)
+    zero = {"a": torch.zeros(1, dtype=torch.float64), "b": torch.zeros(1, dtype=torch.float64)}
+
+    def step(a, b):
+        grads = {"a": torch.tensor([a], dtype=torch.float64), "b": torch.tensor([b], dtype=torch.float64)}
+        new, _ = optimizer.update(grads, (), zero, rate=1.0)
+        return [new["a"].item(), new["b"].item()]
+
+    assert step(3.0, 4.0) == pytest.approx([-1.5, -2.0], abs=1e-6)
+    assert step(0.3, 0.4) == pytest.approx([-0.3, -0.4], abs=1e-15)
+    assert step(0.0, 0.0) == [0.0, 0.0]
+
+
+def test_the_norm_is_over_all_gradients_as_one_vector_in_float32_or_better():
+    grads = {"a": torch.full((3,), 1.0), "b": torch.full((1,), 1.0)}
+    assert optimizers.global_norm(grads).item() == 2.0
+    many = {"a": torch.full((4096,), 1.0, dtype=torch.bfloat16)}
+    assert optimizers.global_norm(many).item() == 64.0
+    assert optimizers.global_norm(many).dtype == torch.float32
+
+
+def test_a_gradient_that_is_not_finite_is_seen_in_the_norm():
+    assert math.isnan(optimizers.global_norm({"a": torch.tensor([1.0, math.nan])}).item())
+
+
+def test_five_micro_batches_accumulated_by_two_make_three_updates():
+    optimizer = optimizers.sgd(rate=lambda done: 1.0)
+    values, micro, updates = {"a": torch.zeros(())}, [1.0] * 5, 0
+    for start in range(0, 5, 2):
+        part = micro[start : start + 2]
+        grads = {"a": torch.tensor(sum(part) / len(part))}
+        values, _ = optimizer.update(grads, (), values, rate=1.0)
+        updates += 1
+    assert (updates, values["a"].item()) == (3, -3.0)
