@@ -1,10 +1,10 @@
 """A forest over the budget: its pieces run one at a time, exactly.
 
-1. Without gradients, in order: each piece runs against the keys and values of its ancestors; those that later pieces
-   need are kept, and the fields at the edges are recorded.
+1. Without gradients, in order: each piece runs against the keys and values of its ancestors; those that later
+   pieces need are kept, and the fields at the edges are recorded.
 2. The loss is differentiated by these fields, a small table; any loss will do.
-3. In reverse order each piece runs again with gradients and is pulled back from its edges and from what later pieces
-   wanted of its keys and values.
+3. In reverse order each piece runs again with gradients and is pulled back from its edges and from what later
+   pieces wanted of its keys and values.
 """
 
 from __future__ import annotations

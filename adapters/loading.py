@@ -50,12 +50,21 @@ def load(
         ValueError: trees cannot be served, with the model's type and what stands in the way.
     """
     with _quiet():
-        module: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
             path,
+            output_loading_info=True,
+            use_safetensors=True,
             dtype=dtype,
             attn_implementation=tree_attention.NAME,
             revision=revision,
             trust_remote_code=trust_remote_code,
+        )
+    module, told = loaded
+    if told["missing_keys"]:
+        missing = sorted(told["missing_keys"])
+        raise ValueError(
+            f"{path} lacks {len(missing)} of the weights that its config asks for, {missing[0]} the first, "
+            "and they would be drawn at random; mend the folder."
         )
     return bind(
         module.to(device), attention=attention, dropout=dropout, gradient_checkpointing=gradient_checkpointing

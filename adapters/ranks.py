@@ -3,6 +3,8 @@
 `accelerate launch` or `torchrun` starts them; without a launcher a process is alone.
 """
 
+import datetime
+import os
 from typing import Any
 
 import accelerate
@@ -12,6 +14,14 @@ from torch import Tensor
 
 from core import metrics, ports, record
 
+PATIENCE = datetime.timedelta(days=1)
+"""How long one process waits for another that tokenizes or saves alone; a launcher ends all when one dies."""
+
+
+def is_first() -> bool:
+    """Say whether this process is the one that speaks and writes, before it has joined the others."""
+    return os.environ.get("RANK", "0") == "0"
+
 
 def join(device: ports.Device) -> ports.Ranks:
     """Join the processes that a launcher started; alone when there is no launcher.
@@ -19,7 +29,7 @@ def join(device: ports.Device) -> ports.Ranks:
     Args:
         device: what this run computes on; it decides the backend.
     """
-    state = accelerate.PartialState(cpu=device.type == "cpu")
+    state = accelerate.PartialState(cpu=device.type == "cpu", timeout=PATIENCE)
     if state.num_processes == 1:
         return ports.ALONE
     return ports.Ranks(index=state.process_index, num=state.num_processes, sum=_sum, merge=_merge)

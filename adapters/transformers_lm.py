@@ -41,11 +41,11 @@ class TransformersLM:
     max_length: int = 0
     frozen: Mapping[str, Tensor] = attrs.field(factory=dict)
 
-    def predict(self, params: ports.Params, pack: pack.Pack, key: int) -> pack.Scores:
+    def predict(self, params: ports.Params, pack: pack.Pack, key: int | None) -> pack.Scores:
         """Score every row of the pack, without gradients; see `core.ports.Model`."""
         with torch.no_grad(), self._run(params, key):
             if len(pack.pieces) > 1:
-                return rows(pack, in_pieces.Walk(self, params, pack, key).fields())
+                return rows(pack, in_pieces.Walk(self, params, pack, key or 0).fields())
             return self._score(pack, params)
 
     def pull_back(
@@ -59,7 +59,8 @@ class TransformersLM:
             value, means = loss(self._score(pack, leaves))
             found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
         grads = {
-            n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(params.items(), found, strict=True)
+            n: torch.zeros_like(p) if g is None else g
+            for (n, p), g in zip(params.items(), found, strict=True)
         }
         return value.detach(), means, grads
 
@@ -82,17 +83,31 @@ class TransformersLM:
                 submodule._parameters[attribute] = before
 
     @contextlib.contextmanager
-    def _run(self, params: ports.Params, key: int) -> Iterator[None]:
+    def _run(self, params: ports.Params, key: int | None) -> Iterator[None]:
         """Open everything that a pass needs: the swap, the precision rule, the draws of dropout."""
         device = next(iter(params.values())).device
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.swap(params))
             stack.enter_context(_precise(params))
-            if self.module.training:
+            if key is None:
+                stack.enter_context(self._still())
+            elif self.module.training:
                 devices = [] if device.type == "cpu" else [device]
                 stack.enter_context(torch.random.fork_rng(devices))
                 torch.manual_seed(key)
             yield
+
+    @contextlib.contextmanager
+    def _still(self) -> Iterator[None]:
+        """Leave the mode of training, in which dropout draws, for one pass."""
+        # One by one: where layers are recomputed and nothing is dropped, they alone are in this mode.
+        trained = [m for m in self.module.modules() if m.training]
+        self.module.train(False)
+        try:
+            yield
+        finally:
+            for each in trained:
+                each.training = True
 
     def _score(self, each: pack.Pack, params: ports.Params) -> pack.Scores:
         """Run the whole forest through the decoder and the head over its trained edges."""

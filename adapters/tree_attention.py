@@ -17,13 +17,13 @@ KeysValues: TypeAlias = tuple[Tensor, Tensor]
 
 @attrs.define(kw_only=True, eq=False)
 class Route:
-    """What the attention of one forward reads, made once and used by every layer: a pack's, or that of one piece.
+    """What the attention of one forward reads, made once for all layers: a pack's, or that of one piece.
 
     Attributes:
         tokens, depths: of the nodes that run, the queries.
         nodes: their numbers in the forest.
-        keys, key_ends, key_depths: numbers, ends and depths of the nodes that are attended to: those of `past`,
-            then those that run.
+        keys, key_ends, key_depths: numbers, ends and depths of the nodes that are attended to: those of
+            `past`, then those that run.
         table: the blocks in these coordinates.
         edges: which of the pack's edges the nodes predict.
         kind: `rectangles` or `mask`.

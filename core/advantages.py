@@ -1,11 +1,11 @@
 """Advantages: how much better a sample did than others of its group, once a step, before anything is packed.
 
-Every function takes the rewards of the whole step, so a group that later spans two packs or ranks is still one
-group. A reward of NaN stands for no reward: every function abstained, or the sample was masked (`leave_out`).
-Such a sample leaves the mean and the deviation of the others, and its advantage is 0.
+Every function takes the rewards of the whole step, so a group that later spans two packs or ranks is still
+one group. A reward of NaN stands for no reward: every function abstained, or the sample was masked
+(`leave_out`). Such a sample leaves the mean and the deviation of the others, and its advantage is 0.
 
-Sums run in float64, the deviation by the two-pass formula: E[x^2] - E[x]^2 leaves a residue of rounding that a
-division blows up. A group whose rewards are equal gives exactly 0.
+Sums run in float64, the deviation by the two-pass formula: E[x^2] - E[x]^2 leaves a residue of rounding that
+a division blows up. A group whose rewards are equal gives exactly 0.
 
 Axes: samples, functions (reward functions).
 """
@@ -38,7 +38,7 @@ def group_normalized(
     Raises:
         ValueError: a group of one, or an infinite reward.
     """
-    _refuse_groups_of_one(groups, "centered")
+    _refuse_groups_of_one(groups)
     return _scaled(rewards, groups, lambda wide: _deviations(wide, groups))
 
 
@@ -58,11 +58,13 @@ def batch_normalized(
     Raises:
         ValueError: a group of one, or an infinite reward.
     """
-    _refuse_groups_of_one(groups, "centered")
+    _refuse_groups_of_one(groups)
     return _scaled(rewards, groups, lambda wide: _deviations(wide, torch.zeros_like(groups)))
 
 
-def centered(rewards: Float[Tensor, " samples"], groups: Int[Tensor, " samples"]) -> Float[Tensor, " samples"]:
+def centered(
+    rewards: Float[Tensor, " samples"], groups: Int[Tensor, " samples"]
+) -> Float[Tensor, " samples"]:
     """Center rewards in their group and divide by nothing; a group of one gives 0.
 
         A = R - mean_group(R)
@@ -104,7 +106,7 @@ def leave_one_out(
 
         A_i = R_i - sum_{j != i} R_j / (K - 1)
 
-    Ahmadian et al. 2024, RLOO (arXiv:2402.14740), sec. 2. A sample whose others all have no reward gets 0.
+    Ahmadian et al. 2024, RLOO (arXiv:2402.14740). A sample whose others all have no reward gets 0.
 
     >>> leave_one_out(torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([0, 0, 0, 0]))
     tensor([ 0.6667, -0.6667, -0.6667,  0.6667])
@@ -116,7 +118,7 @@ def leave_one_out(
     Raises:
         ValueError: a group of one, or an infinite reward.
     """
-    _refuse_groups_of_one(groups, "centered")
+    _refuse_groups_of_one(groups)
     wide = _wide(rewards)
     count = _sums((~wide.isnan()).to(wide.dtype), groups)
     # R_i - (S - R_i) / (K - 1) = (R_i - mean) K / (K - 1): equal rewards give 0 without a remainder.
@@ -135,7 +137,8 @@ def normalize_then_sum(
         s = sum_k w_k (R_k - mean_group(R_k)) / (std_group(R_k) + 1e-4)
         A = (s - mean_step(s)) / (std_step(s) + 1e-4)
 
-    Liu et al. 2026, GDPO (arXiv:2601.05242), sec. 3: rewards that are added first can no longer be told apart.
+    Liu et al. 2026, GDPO (arXiv:2601.05242), sec. 3: rewards that are added first can no longer be told
+    apart.
 
     Args:
         rewards: of each function, any unit; NaN where it has none for the sample.
@@ -145,7 +148,7 @@ def normalize_then_sum(
     Raises:
         ValueError: a group of one, an infinite reward, or weights that are not one a function.
     """
-    _refuse_groups_of_one(groups, "centered")
+    _refuse_groups_of_one(groups)
     scores = [_standardized(_wide(column), groups) for column in rewards.unbind(1)]
     return standardized(weighted_sum(torch.stack(scores, 1), weights=weights)).to(rewards.dtype)
 
@@ -170,7 +173,9 @@ def weighted_sum(
     num_functions = rewards.shape[1]
     given = [1.0] * num_functions if weights is None else list(weights)
     if len(given) != num_functions:
-        raise ValueError(f"weights: {len(given)} came for {num_functions} reward functions; give one for each.")
+        raise ValueError(
+            f"weights: {len(given)} came for {num_functions} reward functions; give one for each."
+        )
     total = (rewards.double() * torch.tensor(given, dtype=torch.float64, device=rewards.device)).nansum(1)
     return total.where(~rewards.isnan().all(1), torch.nan).to(rewards.dtype)
 
@@ -193,7 +198,7 @@ def standardized(values: Float[Tensor, " samples"]) -> Float[Tensor, " samples"]
 def leave_out(
     rewards: Float[Tensor, " samples"], kept: Bool[Tensor, " samples"]
 ) -> Float[Tensor, " samples"]:
-    """Take the reward from samples that the loss will not see, so that they do not shift the others' baseline.
+    """Take the reward from samples that the loss will not see: they leave the others' baseline.
 
     Args:
         rewards: any unit.
@@ -214,11 +219,12 @@ def penalized(
 
         R' = clip(R, low, high) - beta KL
 
-    Ahmadian et al. 2024, RLOO (arXiv:2402.14740), eq. 1, with the divergence of the whole answer.
+    Ahmadian et al. 2024, RLOO (arXiv:2402.14740), with the divergence of the whole answer.
 
     Args:
         rewards: any unit; NaN for none.
-        divergences: in nats, each sample's sum of `kl.k1` over its trained tokens, under the policy that wrote it.
+        divergences: in nats, each sample's sum of `kl.k1` over its trained tokens, under the policy that
+            wrote it.
         beta: reward a nat.
         low, high: bounds of the reward.
     """
@@ -294,16 +300,17 @@ def _wide(rewards: Tensor) -> Tensor:
     if rewards.isinf().any():
         first = int(rewards.isinf().nonzero()[0])
         raise ValueError(
-            f"sample {first} has a reward of {rewards[first].item()}; a finite number was wanted, or NaN for none."
+            f"sample {first} has a reward of {rewards[first].item()}; a finite number was wanted, or NaN for "
+            "none: mend the reward function."
         )
     return rewards.double()
 
 
-def _refuse_groups_of_one(groups: Tensor, way_out: str) -> None:
+def _refuse_groups_of_one(groups: Tensor) -> None:
     """Raise when a group has nobody to be compared with."""
     names, sizes = groups.unique(return_counts=True)
     if bool((sizes == 1).any()):
         raise ValueError(
-            f"group {names[sizes == 1][0].item()} has one sample, and nothing to compare it with; at least two were "
-            f"wanted. Raise num_generations, or use advantages.{way_out}."
+            f"group {names[sizes == 1][0].item()} has one sample, so there is nothing to compare it with; at "
+            "least two were wanted. Raise num_generations, or use advantages.centered."
         )

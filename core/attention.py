@@ -75,8 +75,8 @@ def masked(
         softcap: bound of the scores, `cap tanh(s / cap)`; 0: none.
         sinks: a learned score a head that takes part in the softmax and has no value.
     """
-    batch, _, nodes, width = query.shape
-    shared = query.reshape(batch, key.shape[1], -1, nodes, width)
+    batch, heads, nodes, width = query.shape
+    shared = query.reshape(batch, key.shape[1], heads // key.shape[1], nodes, width)
     scores = torch.einsum("bkgqd,bknd->bkgqn", shared, key) * scale
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if softcap:

@@ -56,10 +56,12 @@ def draw(algorithm: algorithms.Algorithm, seed: int) -> list[sample.Sample]:
         nearby = -source.random((3, len(tokens))) * 3.0
         names = ("sampled_logprobs", "old_logprobs", "reference_logprobs")
         columns: dict[str, np.ndarray | float] = {n: nearby[j] for j, n in enumerate(names)}
-        unit = i // 2 if algorithm.rows == "pairs" else i
-        samples.append(
-            sample.Sample(tokens=tokens, trained=trained, columns=columns, group=i // 3, unit=unit)
-        )
+        if algorithm.rows == "unpaired":
+            columns["label"] = float(i % 2)
+        if "mismatched" in algorithm.needs:
+            columns["mismatched"] = float(i % 3 == 2)
+        unit, group = (i // 2, i // 2) if algorithm.rows == "pairs" else (i, i // 3)
+        samples.append(sample.Sample(tokens=tokens, trained=trained, columns=columns, group=group, unit=unit))
     if algorithm.columns is None:
         return samples
     rewards = torch.from_numpy(source.random(len(samples)).round(1))
@@ -75,23 +77,34 @@ def _tree_is_alone(algorithm: algorithms.Algorithm, samples: Sequence[sample.Sam
 
 
 def _additive(algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]) -> str:
-    return _differ(_grads(algorithm, _units(algorithm, samples)), _grads(algorithm, [samples]))
+    return _differ(_grads(algorithm, units(algorithm, samples)), _grads(algorithm, [samples]))
 
 
 def _order_free(algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]) -> str:
-    turned = [s for unit in reversed(_units(algorithm, samples)) for s in unit]
+    turned = [s for unit in reversed(units(algorithm, samples)) for s in unit]
     return _differ(_grads(algorithm, [turned]), _grads(algorithm, [samples]))
 
 
 def _finite(algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]) -> str:
     _, scores, loss = _table(algorithm, samples)
     for extreme in EXTREMES:
-        logprobs = torch.full_like(scores.logprobs, extreme).requires_grad_()
-        value, _ = loss(attrs.evolve(scores, logprobs=logprobs))
-        grad = torch.autograd.grad(value, logprobs, allow_unused=True, materialize_grads=True)[0]
+        leaves = _leaves(algorithm, scores) | {"logprobs": torch.full_like(scores.logprobs, extreme)}
+        value, grad = _gradient(loss, scores, leaves)
         if not (value.isfinite() and grad.isfinite().all()):
             return f"log-probabilities of {extreme} give a loss of {value.item()} and a gradient not finite."
     return ""
+
+
+def _pure(algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]) -> str:
+    """Call the loss twice; neither what it was given nor what it returns may change."""
+    batch, scores, loss = _table(algorithm, samples)
+    given = record.tree.map(torch.clone, (batch, scores))
+    first, second = loss(scores)[0], loss(scores)[0]
+    leaves = zip(record.tree.leaves((batch, scores)), record.tree.leaves(given), strict=True)
+    if not all(torch.equal(x, y) for x, y in leaves):
+        return "the loss or its reduction writes to them."
+    same = torch.equal(first, second) or bool(first.isnan() and second.isnan())
+    return "" if same else f"the same ones gave a loss of {first.item()}, then one of {second.item()}."
 
 
 def _couples(algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]) -> str:
@@ -102,22 +115,36 @@ def _couples(algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]) 
         return ""
     first = unit == unit[0]
 
-    def gradient(logprobs: Tensor) -> Tensor:
-        leaf = logprobs.clone().requires_grad_()
-        value, _ = loss(attrs.evolve(scores, logprobs=leaf))
-        return torch.autograd.grad(value, leaf, allow_unused=True, materialize_grads=True)[0]
-
-    moved = torch.where(first, scores.logprobs - 0.3, scores.logprobs)
-    gap = (gradient(moved) - gradient(scores.logprobs))[~first].abs().max().item()
+    leaves = _leaves(algorithm, scores)
+    moved = {n: torch.where(first, values - 0.3, values) for n, values in leaves.items()}
+    before, after = (_gradient(loss, scores, given)[1] for given in (leaves, moved))
+    gap = (after - before)[:, ~first].abs().max().item() / max(before.abs().max().item(), 1e-300)
     if gap <= TOLERANCE:
         return ""
     return (
-        f"couples is {algorithm.couples!r}, but one of them moves the gradient of another by {gap:.1e}; "
-        "name a larger one."
+        f"couples is {algorithm.couples!r}, but one of them moves the gradient of another by {gap:.1e} "
+        "of the largest; name a larger one."
     )
 
 
+def _leaves(algorithm: algorithms.Algorithm, scores: pack.Scores) -> dict[str, Tensor]:
+    """Return the fields of the scores that the loss may differentiate."""
+    needed = {n: getattr(scores, n) for n in ("logprobs", *algorithm.needs) if hasattr(scores, n)}
+    return {n: values for n, values in needed.items() if n != "top1"}
+
+
+def _gradient(
+    loss: Callable[[pack.Scores], tuple[Tensor, record.Any]], scores: pack.Scores, given: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return the loss and its gradient by the given fields, one row each."""
+    leaves = {n: values.clone().requires_grad_() for n, values in given.items()}
+    value, _ = loss(attrs.evolve(scores, **leaves))
+    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return value, torch.stack(found)
+
+
 PROPERTIES: Mapping[str, Callable[[algorithms.Algorithm, Sequence[sample.Sample]], str]] = {
+    "arguments stay as they are": _pure,
     "tree = alone": _tree_is_alone,
     "additive over units": _additive,
     "order-free": _order_free,
@@ -151,7 +178,7 @@ def _table(
     return whole.batch, scores, steps.objective(algorithm, whole.batch, algorithm.carry)
 
 
-def _units(algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]) -> list[list[sample.Sample]]:
+def units(algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]) -> list[list[sample.Sample]]:
     """Split samples into what must be seen together."""
     keys = {"pair": lambda i, s: s.unit, "group": lambda i, s: s.group, "step": lambda i, s: 0}
     key = keys.get(algorithm.couples, lambda i, s: i)
@@ -167,7 +194,7 @@ def _unit_of_rows(
     """Number the unit of each row."""
     if algorithm.couples == "token":
         return torch.arange(len(batch.terms.sample))
-    place = {id(s): n for n, unit in enumerate(_units(algorithm, samples)) for s in unit}
+    place = {id(s): n for n, unit in enumerate(units(algorithm, samples)) for s in unit}
     return torch.tensor([place[id(s)] for s in samples]).index_select(0, batch.terms.sample)
 
 

@@ -85,7 +85,7 @@ class _Score(torch.autograd.Function):
         outputs = {n: torch.empty(len(targets), dtype=wide, device=hidden.device) for n in ("lse", *names)}
         for start in range(0, len(targets), rows):
             tile = slice(start, start + rows)
-            z = _logits(hidden[tile], weight, bias, shape)
+            z = logits(hidden[tile], weight, bias, shape)
             for name, values in _measure(z, targets[tile], names).items():
                 outputs[name][tile] = values
         ctx.save_for_backward(hidden, weight, bias, targets, *(outputs[n] for n in ("lse", *names)))
@@ -108,10 +108,10 @@ class _Score(torch.autograd.Function):
         d_bias = torch.zeros_like(bias, dtype=lse.dtype) if want_bias else None
         for start in range(0, len(targets), rows):
             tile = slice(start, start + rows)
-            z = _logits(hidden[tile], weight, bias, shape)
-            slope = _slope(z, shape)
+            z = logits(hidden[tile], weight, bias, shape)
+            bend = slope(z, shape)
             dz = _pull(z, targets[tile], lse[tile], _cut(grads, tile), _cut(known, tile))
-            dz = (dz if slope is None else dz.mul_(slope)).to(hidden.dtype)
+            dz = (dz if bend is None else dz.mul_(bend)).to(hidden.dtype)
             if d_hidden is not None:
                 torch.mm(dz, weight, out=d_hidden[tile])
             if d_weight is not None and d_weight.dtype == dz.dtype:
@@ -128,7 +128,12 @@ class _Score(torch.autograd.Function):
         )
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape) -> Tensor:
+def logits(
+    hidden: Float[Tensor, "edges hidden"],
+    weight: Float[Tensor, "vocab hidden"],
+    bias: Float[Tensor, " vocab"] | None,
+    shape: Shape,
+) -> Float[Tensor, "edges vocab"]:
     """Return a tile of logits in float32 or better; the memory is the caller's to overwrite."""
     z = torch.nn.functional.linear(hidden, weight).to(torch.promote_types(hidden.dtype, torch.float32))
     if bias is not None:
@@ -144,7 +149,7 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape) -
     return z
 
 
-def _slope(z: Tensor, shape: Shape) -> Tensor | float | None:
+def slope(z: Float[Tensor, "edges vocab"], shape: Shape) -> Float[Tensor, "edges vocab"] | float | None:
     """Return the derivative of the logits by the product and bias, None where it is 1."""
     factor = shape.scale / shape.temperature
     if shape.softcap:

@@ -52,7 +52,7 @@ class Axis:
 
     def __getattr__(self, name: str) -> Tensor:
         """Return a column by its name."""
-        return _column(name, object.__getattribute__(self, "columns"))
+        return _column(name, {} if name == "columns" else self.columns)
 
 
 @record.record
@@ -102,9 +102,9 @@ class Batch:
 
     def __getattr__(self, name: str) -> Tensor:
         """Return a column at the rows."""
-        terms, samples, groups = (
-            object.__getattribute__(self, axis) for axis in ("terms", "samples", "groups")
-        )
+        if name in ("terms", "samples", "groups"):
+            return _column(name, {})  # a batch that is only half built, by copy or pickle, has no columns
+        terms, samples, groups = self.terms, self.samples, self.groups
         if name in terms.columns:
             return terms.columns[name]
         if name in samples.columns:
@@ -146,6 +146,20 @@ class Pack:
     needs: tuple[str, ...] = record.static(default=())
     pieces: tuple[tuple[int, int], ...] = record.static(default=())
     max_depth: int = record.static(default=0)
+
+
+def field(scores: Scores, name: str) -> Float[Tensor, " terms"]:
+    """Return a field of the scores that a loss cannot do without.
+
+    Raises:
+        ValueError: it was not asked for.
+    """
+    values = getattr(scores, name)
+    if values is None:
+        raise ValueError(
+            f"the loss reads scores.{name}, which nobody asked for; add {name!r} to the algorithm's needs."
+        )
+    return values
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -75,13 +75,13 @@ ALONE = Ranks(index=0, num=1, sum=lambda tree: tree, merge=lambda means: means)
 class Model(Protocol):
     """A language model as two pure functions of its parameters."""
 
-    def predict(self, params: Params, pack: pack.Pack, key: int) -> pack.Scores:
+    def predict(self, params: Params, pack: pack.Pack, key: int | None) -> pack.Scores:
         """Score every row of the pack, without gradients.
 
         Args:
             params: the trained parameters by name.
             pack: the forest and its table.
-            key: names the draws of dropout; the same key draws the same mask.
+            key: names the draws of dropout; the same key draws the same mask. None: nothing is drawn.
         """
         ...
 

@@ -3,9 +3,15 @@
 Each is a weighted sum; the weights come from the counts of the whole step and hold one over its total
 already, so sums over packs, micro-batches and ranks add up to the same number in any split.
 
+A sample that is masked out (an answer that was cut off) has no trained token: it has no row, and no count of
+the step knows it, so numerator and denominator agree. Masked all, the loss and its gradient are exactly 0.
+
 Axes: terms, samples, pairs.
 """
 
+from collections.abc import Callable
+
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -30,12 +36,72 @@ def sequence_mean(values: Float[Tensor, " terms"], batch: pack.Batch) -> Float[T
     return (values / (batch.num_terms * batch.totals.samples)).sum()
 
 
+def sequence_sum(values: Float[Tensor, " terms"], batch: pack.Batch) -> Float[Tensor, ""]:
+    """Sum inside each sample, then average over the samples of the step.
+
+        L = sum_i sum_t l_it / samples
+
+    Liu et al. 2026, LUSPO (arXiv:2602.05261): of a loss that is one number a sequence, each counts by its
+    length.
+    """
+    return (values / batch.totals.samples).sum()
+
+
+def constant(values: Float[Tensor, " terms"], batch: pack.Batch, *, length: float) -> Float[Tensor, ""]:
+    """Sum inside each sample, divide by one length for all, and average over the samples of the step.
+
+        L = sum_i sum_t l_it / (length samples)
+
+    Liu et al. 2025, Dr. GRPO (arXiv:2503.20783), sec. 3.2.
+
+    Args:
+        values: one a row.
+        batch: whose rows they are.
+        length: in tokens, the same for every sample: the longest that an answer may get.
+    """
+    return (values / (length * batch.totals.samples)).sum()
+
+
+def prompt_mean(values: Float[Tensor, " terms"], batch: pack.Batch) -> Float[Tensor, ""]:
+    """Average over the tokens of all answers to a prompt, then over the prompts of the step.
+
+        L = sum_g (1 / n_g) sum_{i in g} sum_t l_it / groups
+
+    Yu et al. 2025, DAPO (arXiv:2503.14476), eq. 8, where the mean over tokens stands inside the expectation
+    over prompts; ScaleRL (arXiv:2510.13786).
+    """
+    terms = batch.groups.num_terms.index_select(0, batch.group)
+    return (values / (terms * batch.totals.groups)).sum()
+
+
+def as_token_mean(
+    values: Float[Tensor, " terms"],
+    batch: pack.Batch,
+    *,
+    by: Callable[[Tensor, pack.Batch], Float[Tensor, ""]],
+) -> Float[Tensor, " terms"]:
+    """Scale rows so that another reduction gives their token mean.
+
+        by(as_token_mean(l)) = token_mean(l)
+
+    So a term of the loss can be averaged over tokens while the rest is averaged otherwise.
+
+    Args:
+        values: one a row.
+        batch: whose rows they are.
+        by: a reduction of rows: a weighted sum, no weight 0.
+    """
+    weights = torch.func.grad(lambda rows: by(rows, batch))(torch.ones_like(values))
+    return values / (weights * batch.totals.terms)
+
+
 def sample_mean(values: Float[Tensor, " samples"], batch: pack.Batch) -> Float[Tensor, ""]:
     """Average one value a sample over the samples of the step that train a token.
 
     L = sum_i l_i [n_i > 0] / samples
     """
-    return values.where(batch.samples.num_terms > 0, 0.0).sum() / batch.totals.samples
+    # A step without any trained sample is 0, not 0 / 0.
+    return values.where(batch.samples.num_terms > 0, 0.0).sum() / batch.totals.samples.clamp(min=1.0)
 
 
 def pair_mean(values: Float[Tensor, " pairs"], batch: pack.Batch) -> Float[Tensor, ""]:

@@ -95,7 +95,9 @@ def loss_and_grad(
     value, gathered, grads = None, {}, {}
     for i, each in enumerate(packs):
         loss = objective(algorithm, each.batch, carry)
-        part, means, grad = model.pull_back(params, each, keys.fold_in(key, "pack", i), loss)
+        part, means, grad = model.pull_back(
+            params, each, keys.fold_in(key, "rank", ranks.index, "pack", i), loss
+        )
         value = part if value is None else value + part
         gathered = metrics.merge(gathered, means)
         grads = _add(grads, grad)
@@ -107,16 +109,15 @@ def evaluate(
     algorithm: algorithms.Algorithm,
     params: ports.Params,
     packs: Sequence[pack.Pack],
-    key: int,
     *,
     carry: Mapping[str, float] | None = None,
     ranks: ports.Ranks = ports.ALONE,
 ) -> tuple[Float[Tensor, ""], Metrics]:
-    """Return the loss and the metrics of `loss_and_grad`, from the same functions without gradients."""
+    """Return the loss and the metrics of `loss_and_grad`, from the same functions; nothing is drawn."""
     carry = algorithm.carry if carry is None else carry
     value, gathered = None, {}
-    for i, each in enumerate(packs):
-        scores = model.predict(params, each, keys.fold_in(key, "pack", i))
+    for each in packs:
+        scores = model.predict(params, each, None)
         part, means = objective(algorithm, each.batch, carry)(scores)
         value = part if value is None else value + part
         gathered = metrics.merge(gathered, means)

@@ -107,6 +107,16 @@ def together(algorithm: str, chosen: options.Options, given: Given) -> None:
             )
 
 
+def placed(chosen: options.Options) -> None:
+    """Refuse a training run that has nowhere to write.
+
+    Raises:
+        Mistake: output_dir is not set, and this is no dry run.
+    """
+    if chosen.output_dir is None and not chosen.dry_run:
+        raise mistake.Mistake("--output_dir: nothing came; a folder to write to, as in --output_dir out.")
+
+
 def read(algorithm: str, given: Given) -> None:
     """Refuse an option that the algorithm does not read.
 

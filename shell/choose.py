@@ -2,16 +2,20 @@
 
 import importlib
 import math
+import os
 import pathlib
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
 
-from adapters import loading, transformers_lm, tree_attention
-from core import algorithms, optimizers, ports, schedules
+from adapters import loading, shapes, transformers_lm, tree_attention
+from core import algorithms, head, optimizers, ports, schedules
+from core.plan import cost
 from shell import config as config_
 from shell import mistake, options, tiny
 
@@ -26,8 +30,32 @@ def algorithm(name: str, chosen: options.Options) -> algorithms.Algorithm:
         chosen: the options.
     """
     if ":" in name:
-        return _own(name)
+        return checked(_own(name), name)
     return {"sft": {"nll": algorithms.sft, "dft": algorithms.dft}}[name][str(chosen.loss_type)]
+
+
+def checked(found: algorithms.Algorithm, name: str = "algorithm") -> algorithms.Algorithm:
+    """Refuse what no part is built for yet.
+
+    Args:
+        found: the caller's own.
+        name: what the caller called it.
+
+    Raises:
+        mistake.Mistake: names the field and what it may be.
+    """
+    unknown = sorted({*found.needs, *found.watches} - {*head.FIELDS})
+    wanted = {
+        "rows": (found.rows, found.rows != "text", "text"),
+        "columns": ("a function", found.columns is not None, "None"),
+        "needs": (", ".join(unknown), bool(unknown), f"of {', '.join(head.FIELDS[1:])}"),
+    }
+    for field, (came, wrong, right) in wanted.items():
+        if wrong:
+            raise mistake.Mistake(
+                f"{name}: {field} is {came}, whose part is not built yet; {right} was wanted"
+            )
+    return found
 
 
 def optimizer(chosen: options.Options, num_steps: int) -> optimizers.Optimizer:
@@ -64,13 +92,50 @@ def schedule(chosen: options.Options, num_steps: int) -> schedules.Schedule:
     }[chosen.lr_scheduler_type]()
 
 
-def dtype(chosen: options.Options, device: ports.Device) -> torch.dtype:
-    """Return what the parameters are; a dtype that the device lacks is refused."""
+def dtype(chosen: options.Options, device: ports.Device, *, training: bool = True) -> torch.dtype:
+    """Return what the parameters are.
+
+    Args:
+        chosen: the options.
+        device: where they are.
+        training: whether they are updated.
+
+    Raises:
+        mistake.Mistake: the device lacks it, or it cannot be trained in.
+    """
     wanted = device.dtype if chosen.dtype == "auto" else getattr(torch, chosen.dtype)
     if wanted not in device.dtypes:
         have = ", ".join(str(d).removeprefix("torch.") for d in device.dtypes)
         raise mistake.Mistake(f"dtype {chosen.dtype} does not exist on {device.name}; use one of {have}")
+    if training and wanted.itemsize < torch.float32.itemsize:
+        # Most updates are smaller than half a step of bfloat16 and would be rounded away.
+        raise mistake.Mistake(
+            f"dtype {str(wanted).removeprefix('torch.')}: training in it needs master copies in float32, "
+            "which are not built yet; use float32 (--dtype float32, and bf16 false where a file has it)"
+        )
     return wanted
+
+
+def shape(
+    chosen: options.Options, described: transformers.PretrainedConfig, wanted: torch.dtype
+) -> cost.ModelShape:
+    """Read the model's sizes from its config.
+
+    Args:
+        chosen: the options.
+        described: the model's config.
+        wanted: dtype of the parameters.
+
+    Raises:
+        mistake.Mistake: it is no decoder that generates text.
+    """
+    try:
+        return shapes.shape(described, wanted, trust_remote_code=chosen.trust_remote_code)
+    except (ValueError, AttributeError, ImportError) as problem:
+        raise mistake.Mistake(
+            f"model {chosen.model} ({described.model_type}) is no causal language model that can be trained "
+            f"on trees ({_first_line(problem)}); name one with --model"
+        ) from problem
 
 
 def tokenizer(chosen: options.Options) -> transformers.PreTrainedTokenizerBase:
@@ -101,7 +166,7 @@ def config(chosen: options.Options) -> transformers.PretrainedConfig:
     if path == "tiny":
         return tiny_config(chosen)
     try:
-        return transformers.AutoConfig.from_pretrained(
+        found = transformers.AutoConfig.from_pretrained(
             path, revision=chosen.revision, trust_remote_code=chosen.trust_remote_code
         )
     except (OSError, ValueError, KeyError) as problem:
@@ -110,11 +175,17 @@ def config(chosen: options.Options) -> transformers.PretrainedConfig:
             f"model {path} cannot be loaded: no {where} with a model that transformers knows "
             f"({_first_line(problem)}); name one with --model"
         ) from problem
+    folder = pathlib.Path(path)
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        raise mistake.Mistake(
+            f"model {path} has a config and no weights: *.safetensors were wanted (pickled ones are not read)"
+        )
+    return found
 
 
 def tiny_config(chosen: options.Options) -> transformers.LlamaConfig:
     """Return the shape of the built-in model: a Llama of 1.1 million parameters over bytes."""
-    words = tiny.tokenizer() if chosen.tokenizer is None else tokenizer(chosen)
+    words: Any = tiny.tokenizer() if chosen.tokenizer is None else tokenizer(chosen)
     return transformers.LlamaConfig(
         vocab_size=-(-len(words) // 64) * 64,
         hidden_size=128,
@@ -170,8 +241,8 @@ def check_dropout(chosen: options.Options, described: transformers.PretrainedCon
     if rates and chosen.packing == "tree" and not chosen.disable_dropout:
         told = ", ".join(f"{name} {rate}" for name, rate in rates.items())
         raise mistake.Mistake(
-            f"model {chosen.model} has {told}, and samples that share a prefix would share its mask; train without "
-            "dropout (--disable_dropout) or without sharing (--packing none)"
+            f"model {chosen.model} has {told}, and samples that share a prefix would share its mask; train "
+            "without dropout (--disable_dropout) or without sharing (--packing none)"
         )
 
 
@@ -191,7 +262,8 @@ def model(
     wanted = dtype(chosen, device)
     try:
         if chosen.model == "tiny":
-            return loading.bind(_tiny(chosen, wanted).to(device.type), **modes)
+            module: Any = _tiny(chosen, wanted)
+            return loading.bind(module.to(device.type), **modes)
         return loading.load(
             str(chosen.model),
             dtype=wanted,
@@ -231,10 +303,15 @@ def dropouts(config: transformers.PretrainedConfig) -> Mapping[str, float]:
 def _own(name: str) -> algorithms.Algorithm:
     """Import the caller's own algorithm."""
     module, _, attribute = name.partition(":")
+    sys.path.insert(0, os.getcwd())  # `python -m` does this; the console command does not
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as problem:
-        raise mistake.Mistake(f"algorithm {name} cannot be imported: {_first_line(problem)}") from problem
+    except Exception as problem:  # whatever the caller's module raises
+        raise mistake.Mistake(
+            f"algorithm {name} cannot be imported: {type(problem).__name__}: {_first_line(problem)}"
+        ) from problem
+    finally:
+        sys.path.pop(0)
     if not isinstance(found, algorithms.Algorithm):
         raise mistake.Mistake(f"algorithm {name} is a {type(found).__name__}; an Algorithm was wanted")
     return found

@@ -1,9 +1,12 @@
 """What every entry point does around its work: mistakes in one line, exit statuses."""
 
+import errno
 import sys
 from collections.abc import Callable
 
 from shell import mistake, roots
+
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
 def guarded(work: Callable[[], int]) -> int:
@@ -21,6 +24,13 @@ def guarded(work: Callable[[], int]) -> int:
         return work()
     except mistake.Mistake as told:
         print(f"error: {' '.join(str(told).split())}", file=sys.stderr)
+        return 2
+    except OSError as problem:
+        if problem.errno not in NO_ROOM:
+            raise
+        where = f" ({problem.filename})" if problem.filename else ""
+        print(f"error: nothing more could be written{where}: {problem.strerror}; make room there and run the "
+              "same command again", file=sys.stderr)  # fmt: skip
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

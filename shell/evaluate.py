@@ -16,9 +16,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(words: Sequence[str]) -> int:
     """Read the words, then load torch and evaluate."""
-    if not words or words[0] in ("-h", "--help", "help"):
+    if words[:1] in (["-h"], ["--help"], ["help"]):
         print(f"usage: {USAGE}\n\nThe keys are those of `python -m shell.train sft`; see its --help.")
-        return 0 if words else 2
+        return 0
+    if not words:
+        raise mistake.Mistake(f"nothing came; {USAGE} was wanted.")
     if words[0].startswith("-"):
         raise mistake.Mistake(
             f"{words[0]!r} came first; {USAGE} was wanted: name a folder, hub id or tiny first."

@@ -1,6 +1,7 @@
 """From the place in the data to the packs of a step."""
 
 import functools
+import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeAlias
@@ -12,7 +13,7 @@ import torch
 from core import algorithms, pack, ports
 from core.plan import batching, cost, sample
 from shell import counts as counts_
-from shell import data, encode, stream
+from shell import data, encode, mistake, stream
 
 Place: TypeAlias = int | tuple[int, ...]
 
@@ -20,7 +21,10 @@ Place: TypeAlias = int | tuple[int, ...]
 class Feed(Protocol):
     """Samples in an order that any place can be found in again."""
 
-    batch_size: int
+    @property
+    def batch_size(self) -> int:
+        """Return the rows of an optimizer step."""
+        ...
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -35,6 +39,11 @@ class Feed(Protocol):
     @property
     def counts(self) -> counts_.Counts:
         """Return what became of the rows read so far."""
+        ...
+
+    @property
+    def digest(self) -> str | None:
+        """Return a short name of all samples in their order; None where nobody has seen them all."""
         ...
 
     def take(self, place: Place) -> tuple[list[sample.Sample], Place]:
@@ -73,6 +82,11 @@ class Prepared:
         """Return what became of the rows."""
         return self.rows.counts
 
+    @property
+    def digest(self) -> str:
+        """Return a hash of all samples: rows that changed under their name are other rows."""
+        return _digest(self.rows)
+
     def take(self, place: Place) -> tuple[list[sample.Sample], Place]:
         """Return the samples of the step that begins at a place, and the place after it."""
         assert isinstance(place, int)
@@ -89,13 +103,25 @@ class Prepared:
 
 
 class Streamed:
-    """Rows that are read while training. A place is the fields of `stream.Place`."""
+    """Rows that are read while training. A place is the fields of `stream.Place`.
+
+    Attributes:
+        batch_size: samples in an optimizer step; the last step of a pass may have fewer.
+        counts: what became of the rows read so far; a run that goes on sets it to what it was.
+    """
 
     start: Place = attrs.astuple(stream.Place())
     steps_per_epoch = None
+    digest = None
 
     def __init__(
-        self, opened: Sequence[data.Opened], bound: encode.Rules, *, batch_size: int, seed: int | None
+        self,
+        opened: Sequence[data.Opened],
+        bound: encode.Rules,
+        *,
+        batch_size: int,
+        seed: int | None,
+        vocab: int | None = None,
     ) -> None:
         """Read nothing yet.
 
@@ -104,7 +130,9 @@ class Streamed:
             bound: from `data.rules`.
             batch_size: samples in an optimizer step; the last step of a pass may have fewer.
             seed: of the shuffling; None: as they come.
+            vocab: rows of the model's embedding; None: tokens are not checked against it.
         """
+        self._vocab = vocab
         self.batch_size, self.counts = batch_size, counts_.Counts()
         self._draw = functools.partial(stream.draw, opened, bound, seed=seed)
         self._at: Place | None = None
@@ -125,7 +153,10 @@ class Streamed:
             if len(taken) == self.batch_size:
                 break
         self._at = attrs.astuple(taken[-1].after)
-        return [s for drawn in taken for s in drawn.samples], self._at
+        samples = [s for drawn in taken for s in drawn.samples]
+        if self._vocab is not None:
+            check_vocabulary(np.concatenate([s.tokens for s in samples]), self._vocab)
+        return samples, self._at
 
     def epoch(self, place: Place) -> float:
         """Return the passes completed at a place."""
@@ -176,6 +207,32 @@ def packs(
         )
         for members in plan[ranks.index]
     ]
+
+
+def check_vocabulary(tokens: np.ndarray, vocab: int) -> None:
+    """Refuse tokens that the model has no embedding for.
+
+    Args:
+        tokens: ids.
+        vocab: rows of the embedding.
+
+    Raises:
+        mistake.Mistake: names the largest id.
+    """
+    largest = int(tokens.max(initial=0))
+    if largest >= vocab:
+        raise mistake.Mistake(
+            f"tokenizer: id {largest} came of it; the model has embeddings for {vocab}, so lower ids were "
+            "wanted. Name the model's own with --tokenizer"
+        )
+
+
+@functools.lru_cache(maxsize=1)
+def _digest(rows: data.Prepared) -> str:
+    made = hashlib.blake2b(digest_size=16)
+    for values in (rows.tokens, rows.trained, rows.starts, rows.rows):
+        made.update(np.ascontiguousarray(values).data)
+    return made.hexdigest()
 
 
 @functools.lru_cache(maxsize=2)

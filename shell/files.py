@@ -24,6 +24,12 @@ def replace(path: pathlib.Path, content: bytes | str) -> None:
     sync_folder(path.parent)
 
 
+def sync(path: pathlib.Path) -> None:
+    """Put a file that others wrote on the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def sync_folder(folder: pathlib.Path) -> None:
     """Put a folder's own entries (what was created, renamed, removed in it) on the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -71,10 +71,15 @@ class Journal:
         self._put(_line(self._last).encode())
         self._track(step, values)
 
-    def run(self, facts: Mapping[str, Any]) -> None:
-        """Write run.json, whole, and put the metrics so far on the disk; at checkpoints and at the end."""
+    def sync(self) -> None:
+        """Put the metrics so far on the disk: before a checkpoint, so that none is newer than its lines."""
         if self._writes:
             os.fsync(self._file.fileno())
+
+    def run(self, facts: Mapping[str, Any]) -> None:
+        """Write run.json, whole, and put the metrics on the disk; at the end."""
+        self.sync()
+        if self._writes:
             files.replace(self._folder / RUN, json.dumps(dict(facts), indent=2) + "\n")
 
     def close(self) -> None:

@@ -1,6 +1,8 @@
 """The one loop: take rows, plan packs, make a step, log, evaluate, save; until the last step or a signal."""
 
 import contextlib
+import difflib
+import math
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -10,8 +12,20 @@ import torch
 
 from adapters import ranks as processes
 from adapters import transformers_lm
-from core import algorithms, keys, metrics, optimizers, ports, steps
-from shell import checkpoint, config, data, feed, log, measure, meter, options, states
+from core import algorithms, metrics, optimizers, ports, steps
+from shell import (
+    checkpoint,
+    config,
+    counts,
+    data,
+    feed,
+    log,
+    measure,
+    meter,
+    mistake,
+    options,
+    states,
+)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -56,11 +70,13 @@ class Run:
         state: what the steps carry.
         num_tokens: tokens of all rows trained so far.
         scores: the metric that decides on the best checkpoint, by step.
+        stop: the signal that ended it on any rank, 0 while none came.
     """
 
     state: steps.TrainState
     num_tokens: int = 0
     scores: Mapping[int, float] = attrs.field(factory=dict)
+    stop: int = 0
 
 
 def train(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter, stopped: Callable[[], int]) -> Run:
@@ -77,8 +93,9 @@ def train(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter, stopped:
         Where the run stands now.
     """
     saved = run.state.step
+    _check_metric(job, run, gauge)
     if job.chosen.eval_on_start and not run.state.step:
-        run = _evaluate(job, run, journal)
+        journal.log(0, _measured(job, run, gauge))
     while run.state.step < job.num_steps:
         done = run.state.step + 1
         due = {what: _due(job, what, done) for what in ("logging", "eval", "save")}
@@ -88,30 +105,30 @@ def train(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter, stopped:
             packs = feed.packs(
                 samples, job.algorithm, needs=(*job.algorithm.needs, *watched), ranks=job.ranks, **job.packing
             )
-            timed.planned(samples, packs)
+            timed.planned(samples, packs, job.packing["shape"], job.packing["budget"])
             rate = job.optimizer.rate(run.state.step)
             state, means = steps.train_step(
                 job.model, job.algorithm, job.optimizer, run.state, packs, donate=True, ranks=job.ranks
             )
-            timed.made({**means, "learning_rate": metrics.whole(rate)})
+            timed.made(means)
         run = attrs.evolve(
             run,
             state=attrs.evolve(state, place=place),
             num_tokens=run.num_tokens + sum(len(s.tokens) for s in samples),
         )
         if due["logging"]:
-            epoch = job.rows.epoch(run.state.place)
-            journal.log(done, {**gauge.read(), "epoch": epoch, "num_tokens": run.num_tokens})
+            now = {"learning_rate": rate, "epoch": job.rows.epoch(run.state.place)}
+            journal.log(done, {**gauge.read(), **now, "num_tokens": run.num_tokens})
         else:
             journal.display.step(done)
         if due["eval"]:
-            before, run = run, _evaluate(job, run, journal)
+            before, run = run, _evaluate(job, run, journal, gauge)
             due["save"] = due["save"] or _best(job, run) != _best(job, before)
-        stop = _any_rank(job, stopped())
-        if due["save"] or stop:
+        run = attrs.evolve(run, stop=_any_rank(job, stopped()))
+        if due["save"] or run.stop:
             save(job, run, journal, gauge)
             saved = done
-        if stop:
+        if run.stop:
             return run
     if saved < run.state.step:
         save(job, run, journal, gauge)
@@ -120,24 +137,37 @@ def train(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter, stopped:
 
 def save(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter) -> None:
     """Write a checkpoint and remove those that are not kept any more."""
-    chosen = job.chosen
+    chosen, measured = job.chosen, gauge.split()
     with gauge.part("saving"):
         if job.ranks.index == 0:
+            journal.sync()
             tensors, values = states.split(run.state)
             values |= {
                 "algorithm": job.command.algorithm,
                 "options": config.to_yaml(chosen),
                 "num_tokens": run.num_tokens,
                 "scores": {str(step): score for step, score in run.scores.items()},
+                "rows": {"digest": job.rows.digest, "counts": attrs.asdict(job.rows.counts)},
+                "measured": measured,
             }
             checkpoint.save(job.folder, run.state.step, tensors, values, note=journal.display.note)
             checkpoint.prune(job.folder, chosen.save_total_limit, newest=run.state.step, best=_best(job, run))
         processes.wait(job.ranks)
 
 
-def restore(template: steps.TrainState, saved: checkpoint.Saved) -> Run:
-    """Return where a checkpoint stands."""
+def restore(job: Job, template: steps.TrainState, saved: checkpoint.Saved, gauge: meter.Meter) -> Run:
+    """Return where a checkpoint stands, and set what counts and measures to where it stood.
+
+    Args:
+        job: what is run.
+        template: a state of the same structure.
+        saved: the checkpoint.
+        gauge: set to what was measured until then.
+    """
     values = saved.values
+    gauge.join(values["measured"])
+    if isinstance(job.rows, feed.Streamed):
+        job.rows.counts = counts.Counts(**values["rows"]["counts"])
     return Run(
         state=states.join(template, saved.tensors, values),
         num_tokens=values["num_tokens"],
@@ -145,19 +175,45 @@ def restore(template: steps.TrainState, saved: checkpoint.Saved) -> Run:
     )
 
 
-def _evaluate(job: Job, run: Run, journal: log.Journal) -> Run:
-    """Evaluate on the held-out rows and log it."""
-    assert job.held_out is not None
-    found = measure.measure(
-        job.model, job.algorithm, run.state.params, job.held_out, key=keys.fold_in(run.state.key, "eval"),
-        carry=run.state.carry, packing=job.packing, batch_size=job.rows.batch_size, ranks=job.ranks,
-    )  # fmt: skip
+def _evaluate(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter) -> Run:
+    """Evaluate on the held-out rows, log it, and remember the metric that decides on the best."""
+    found = _measured(job, run, gauge)
     journal.log(run.state.step, found)
     name = job.chosen.metric_for_best_model
     if name is None:
         return run
-    score = found[name if name.startswith("eval_") else f"eval_{name}"]
+    # A metric of which nothing was seen this time is left out; it is not the best.
+    score = found.get(_full(name), math.nan)
     return attrs.evolve(run, scores={**run.scores, run.state.step: score})
+
+
+def _measured(job: Job, run: Run, gauge: meter.Meter, most: int | None = None) -> dict[str, float]:
+    """Measure on the held-out rows, the first ones of them where `most` says so."""
+    assert job.held_out is not None
+    with gauge.part("evaluating"):
+        return measure.measure(
+            job.model, job.algorithm, run.state.params, job.held_out, carry=run.state.carry,
+            packing=job.packing, batch_size=job.rows.batch_size, ranks=job.ranks, most=most,
+        )  # fmt: skip
+
+
+def _check_metric(job: Job, run: Run, gauge: meter.Meter) -> None:
+    """Refuse a metric that the evaluation does not give, before there is work to lose."""
+    name = job.chosen.metric_for_best_model
+    if name is None:
+        return
+    found = _measured(job, run, gauge, most=1)
+    if _full(name) not in found:
+        near = difflib.get_close_matches(_full(name), found, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise mistake.Mistake(
+            f"metric_for_best_model {name} is not measured; one of {', '.join(found)} was wanted.{hint}"
+        )
+
+
+def _full(name: str) -> str:
+    """Return a metric's name in the log of an evaluation."""
+    return name if name.startswith("eval_") else f"eval_{name}"
 
 
 def _due(job: Job, what: str, step: int) -> bool:
@@ -179,7 +235,7 @@ def _due(job: Job, what: str, step: int) -> bool:
 
 
 def _best(job: Job, run: Run) -> int | None:
-    """Return the step of the best evaluation, None without one; its checkpoint is written at once and kept."""
+    """Return the step of the best evaluation, None without one; its checkpoint is written and kept."""
     chosen = job.chosen
     greater = chosen.greater_is_better
     if greater is None:

@@ -17,32 +17,34 @@ def measure(
     params: ports.Params,
     rows: data.Prepared,
     *,
-    key: int,
     packing: Mapping[str, Any],
     batch_size: int,
     carry: Mapping[str, float] | None = None,
     ranks: ports.Ranks = ports.ALONE,
+    most: int | None = None,
 ) -> dict[str, float]:
-    """Return the loss and the metrics over all rows, under `eval_...`.
+    """Return the loss and the metrics over all rows, under `eval_...`; nothing is drawn, so dropout is off.
 
     Args:
         model, algorithm, params: what is evaluated and by which loss.
         rows: each is seen once.
-        key: names the draws.
         packing: how packs are made, the arguments of `feed.packs`.
         batch_size: rows that are planned together.
         carry: what the algorithm remembers.
         ranks: who shares the work; all return the same.
+        most: rows to look at, the first ones; None: all.
     """
-    order = feed.Prepared(rows=rows, batch_size=batch_size, seed=None)
-    counts = pack.count([s for row in range(len(rows)) for s in rows.samples(row)])
+    num = len(rows) if most is None else min(most, len(rows))
+    counts = pack.count([s for row in range(num) for s in rows.samples(row)])
     value, means, place, tokens = 0.0, {}, 0, 0
-    while place < len(rows):
-        samples, place = order.take(place)
+    while place < num:
+        stop = min(place + batch_size, num)
+        samples = [s for row in range(place, stop) for s in rows.samples(row)]
+        place = stop
         tokens += sum(len(s.tokens) for s in samples)
         needs = (*algorithm.needs, *algorithm.watches)
         packs = feed.packs(samples, algorithm, needs=needs, counts=counts, ranks=ranks, **packing)
-        part, found = steps.evaluate(model, algorithm, params, packs, key, carry=carry, ranks=ranks)
+        part, found = steps.evaluate(model, algorithm, params, packs, carry=carry, ranks=ranks)
         value += float(part)
         means = metrics.merge(means, metrics.host(found))
     named = {"loss": value, **metrics.values(means), "num_tokens": float(tokens)}

@@ -14,6 +14,10 @@ import torch
 from core import metrics, pack, ports
 from core.plan import cost, sample
 
+FORMS = {form.__name__: form for form in (metrics.Mean, metrics.Sum, metrics.Minimum, metrics.Maximum)}
+SAME = ("seconds", "rows", "alone", "trained", "steps")
+"""Fields of a tally that are those of the whole step on every rank."""
+
 
 @attrs.define(kw_only=True, eq=False)
 class Tally:
@@ -48,22 +52,34 @@ class Tally:
 class Step:
     """One step being measured."""
 
-    def __init__(self, shape: cost.ModelShape, budget: int) -> None:
+    def __init__(self) -> None:
         """Begin with nothing counted."""
         self.tally = Tally(steps=1)
         self.means: metrics.Metrics = {}
-        self._shape, self._budget = shape, budget
 
-    def planned(self, samples: Sequence[sample.Sample], packs: Sequence[pack.Pack]) -> None:
-        """Count what the step is made of."""
+    def planned(
+        self,
+        samples: Sequence[sample.Sample],
+        packs: Sequence[pack.Pack],
+        shape: cost.ModelShape,
+        budget: int,
+    ) -> None:
+        """Count what the step is made of.
+
+        Args:
+            samples: of the whole step.
+            packs: this rank's.
+            shape: of the model, for FLOPs.
+            budget: most nodes in a forward.
+        """
         alone, counted = cost.work(samples, share=False), self.tally
         counted.rows, counted.trained = alone.nodes, alone.edges
-        counted.alone = cost.flops(self._shape, alone.nodes, alone.pairs, alone.edges)
+        counted.alone = cost.flops(shape, alone.nodes, alone.pairs, alone.edges)
         for each in packs:
             nodes, pairs = len(each.tokens), int(each.depths.sum()) + len(each.tokens)
             counted.nodes += nodes
-            counted.flops += cost.flops(self._shape, nodes, pairs, len(each.edge_nodes))
-            counted.room += max(nodes, self._budget) if nodes else 0
+            counted.flops += cost.flops(shape, nodes, pairs, len(each.edge_nodes))
+            counted.room += budget * -(-nodes // budget)
 
     def made(self, means: metrics.Metrics) -> None:
         """Take the metrics of the step."""
@@ -73,18 +89,16 @@ class Step:
 class Meter:
     """Measures a run; windows of steps are read and begin anew."""
 
-    def __init__(self, shape: cost.ModelShape, budget: int, ranks: ports.Ranks = ports.ALONE) -> None:
+    def __init__(self, ranks: ports.Ranks = ports.ALONE) -> None:
         """Begin to measure.
 
         Args:
-            shape: of the model, for FLOPs.
-            budget: most nodes of a pack.
             ranks: who shares the steps.
         """
         self.parts: dict[str, float] = collections.defaultdict(float)
         self.total, self.window = Tally(), Tally()
         self._means: metrics.Metrics = {}
-        self._shape, self._budget, self._ranks = shape, budget, ranks
+        self._ranks = ranks
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -98,7 +112,7 @@ class Meter:
     @contextlib.contextmanager
     def step(self) -> Iterator[Step]:
         """Measure a step; its metrics join the window."""
-        start, step = time.perf_counter(), Step(self._shape, self._budget)
+        start, step = time.perf_counter(), Step()
         yield step
         step.tally.seconds = time.perf_counter() - start
         self.parts["steps"] += step.tally.seconds
@@ -135,6 +149,43 @@ class Meter:
             "batch/pad_frac": 0.0,
         }
 
+    def split(self) -> dict[str, Any]:
+        """Return what was measured so far as plain values, for a checkpoint; every rank calls it.
+
+        A window that is not full yet is in it, so that a run that goes on logs what one without a stop would.
+        """
+        own = {"total": self.total, "window": self.window}
+        told = {f"{self._ranks.index}/{n}/{f}": v for n, t in own.items() for f, v in attrs.asdict(t).items()}
+        gathered = metrics.values(self._ranks.merge({n: metrics.Sum(total=v) for n, v in told.items()}))
+        means = {
+            name: {"form": type(metric).__name__, **{n: getattr(metric, n) for n in _fields(type(metric))}}
+            for name, metric in self._means.items()
+        }
+        return {"tallies": gathered, "means": means, "parts": dict(self.parts)}
+
+    def join(self, measured: Mapping[str, Any]) -> None:
+        """Go on from what was measured before a stop.
+
+        Args:
+            measured: from `split`; where other ranks shared the steps then, each takes an equal part.
+        """
+        tallies = measured["tallies"]
+        count = len({name.partition("/")[0] for name in tallies})
+        for name, tally in (("total", self.total), ("window", self.window)):
+            for field in attrs.fields(Tally):
+                parts = [tallies[f"{rank}/{name}/{field.name}"] for rank in range(count)]
+                if count == self._ranks.num:
+                    value = parts[self._ranks.index]
+                else:
+                    value = parts[0] if field.name in SAME else sum(parts) / self._ranks.num
+                setattr(tally, field.name, value if field.name == "seconds" else round(value))
+        self._means = {
+            name: FORMS[values["form"]](**{n: v for n, v in values.items() if n != "form"})
+            for name, values in measured["means"].items()
+        }
+        for name, seconds in measured["parts"].items():
+            self.parts[name] += seconds
+
     def facts(self, price_per_hour: float | None) -> Mapping[str, Any]:
         """Return what run.json tells of time, tokens and money; every rank calls it.
 
@@ -151,6 +202,11 @@ class Meter:
             hours = self.total.seconds / 3600 * self._ranks.num
             reached["cost_per_million_trained_tokens"] = hours * price_per_hour / self.total.trained * 1e6
         return {"reached": reached, "wall_seconds": dict(self.parts)}
+
+
+def _fields(form: type) -> tuple[str, ...]:
+    """Return the names of a metric's fields."""
+    return tuple(field.name for field in attrs.fields(form))
 
 
 def peak_bytes() -> int:

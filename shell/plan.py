@@ -12,6 +12,7 @@ from core.plan import batching, cost
 from shell import config, feed
 
 MAX_STEPS = 64
+MAX_TOKENS = 2_000_000  # what a plan looks at in a second or two
 PROBE = 1024  # rows of the square matrices that the speed of a device is guessed from
 
 
@@ -70,8 +71,10 @@ def promise(
     """
     budget, share, shape = packing["budget"], packing["share"], packing["shape"]
     place, planned, trained = rows.start, [], 0
-    for _ in range(min(num_steps, MAX_STEPS)):
+    seen = 0
+    while len(planned) < min(num_steps, MAX_STEPS) and seen < MAX_TOKENS:
         samples, place = rows.take(place)
+        seen += sum(len(s.tokens) for s in samples)
         trained += sum(int(s.trained.sum()) for s in samples)
         assigned = batching.assign(
             samples, budget=budget, couples=couples, num_ranks=ranks.num, share=share, shape=shape

@@ -9,6 +9,9 @@ from typing import TextIO
 import rich.console
 import rich.progress
 
+EVERY = 5.0
+"""Seconds between lines about rows that are being tokenized."""
+
 
 def interactive(stream: TextIO) -> bool:
     """Say whether a person watches the stream: the one place that decides between a bar and plain lines."""
@@ -42,6 +45,7 @@ class Display:
         self._task = rich.progress.TaskID(0)
         self._total: int | None = None
         self._first: tuple[int, float] | None = None
+        self._told = clock()
 
     def note(self, text: str) -> None:
         """Tell something once; a text that came before is not told again."""
@@ -49,6 +53,17 @@ class Display:
             return
         self.notes.append(text)
         self._print(text)
+
+    def rows(self, read: int) -> None:
+        """Tell how many rows are tokenized, now and then.
+
+        Args:
+            read: rows so far.
+        """
+        now = self._clock()
+        if now - self._told >= EVERY:
+            self._told = now
+            self._print(f"{read:,} rows tokenized")
 
     def start(self, total: int | None, *, done: int = 0) -> None:
         """Begin to count steps.

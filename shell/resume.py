@@ -4,10 +4,12 @@ import pathlib
 from collections.abc import Callable, Mapping
 
 import attrs
+import torch
 import yaml
 from torch import Tensor
 
-from shell import checkpoint, config, mistake
+from adapters import loading
+from shell import checkpoint, config, feed, mistake
 
 # What a start that was killed before its first checkpoint leaves behind.
 SCRAPS = {"prepared", "config.yaml", "metrics.jsonl", "run.json", ".lock"}
@@ -45,30 +47,81 @@ def find(
         raise mistake.Mistake(_other_run(folder, changed, command, old, saved.values["algorithm"]))
     if changed:
         note(f"resume is force: going on under new {', '.join(changed)}")
-    if any(old.get(name) != getattr(chosen, name) for name in ("max_steps", "num_train_epochs")):
+    lengths = (
+        old.get("max_steps") or f"{old.get('num_train_epochs')} epochs",
+        chosen.max_steps or f"{chosen.num_train_epochs} epochs",
+    )
+    if lengths[0] != lengths[1]:
         note("the length of the run changed: the learning rate follows the new schedule from here on")
     return saved
 
 
+def check_rows(saved: checkpoint.Saved, rows: feed.Feed, chosen: config.Options) -> None:
+    """Refuse to go on with rows that are others under the same name.
+
+    Args:
+        saved: the checkpoint that the run goes on from.
+        rows: what is there now; of a stream nobody can tell.
+        chosen: the options.
+    """
+    before = saved.values["rows"]["digest"]
+    if chosen.resume != "force" and rows.digest is not None and before not in (None, rows.digest):
+        raise mistake.Mistake(
+            f"dataset {chosen.dataset} gives other samples than when the run in {chosen.output_dir} began. "
+            "Name another output_dir to begin anew (init_from starts from its weights), or say "
+            "--resume force to go on"
+        )
+
+
+def check_source(chosen: config.Options) -> None:
+    """Refuse an `init_from` that cannot be started from, before anything is loaded."""
+    if chosen.init_from is None:
+        return
+    folder = pathlib.Path(chosen.init_from)
+    if (folder / "config.json").is_file():
+        if not any(folder.glob("*.safetensors")):
+            raise mistake.Mistake(f"init_from {folder} has a config but no weights: *.safetensors are wanted")
+        return
+    problem = checkpoint.fault(folder, deep=False) if folder.is_dir() else "there is no such folder"
+    if problem:
+        near = [path for path in (folder / "model", *folder.glob("checkpoint-*")) if path.is_dir()]
+        hint = f". Did you mean {near[0]}?" if near else ""
+        raise mistake.Mistake(
+            f"init_from {folder} is neither a whole checkpoint nor a model folder: {problem}{hint}"
+        )
+
+
 def weights(chosen: config.Options, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parameters of the checkpoint that `init_from` names.
+    """Return the parameters of the checkpoint or model folder that `init_from` names; it is only read.
 
     Args:
         chosen: the options.
         params: of the model, for names and shapes.
 
     Raises:
-        mistake.Mistake: the checkpoint has other parameters.
+        mistake.Mistake: they are other parameters.
     """
-    saved = checkpoint.load(str(chosen.init_from))
-    found = {n.removeprefix("params/"): t for n, t in saved.tensors.items() if n.startswith("params/")}
+    folder = pathlib.Path(str(chosen.init_from))
+    if (folder / "config.json").is_file():
+        found = _of_model(folder, chosen)
+    else:
+        tensors = checkpoint.load(folder).tensors
+        found = {n.removeprefix("params/"): t for n, t in tensors.items() if n.startswith("params/")}
     if {n: t.shape for n, t in found.items()} != {n: t.shape for n, t in params.items()}:
         odd = sorted(found.keys() ^ params.keys()) or [n for n in params if found[n].shape != params[n].shape]
         raise mistake.Mistake(
             f"init_from {chosen.init_from} holds the weights of another model ({odd[0]} differs); "
-            f"name a checkpoint of {chosen.model}"
+            f"name a checkpoint or folder of {chosen.model}"
         )
     return {n: found[n].to(device=p.device, dtype=p.dtype) for n, p in params.items()}
+
+
+def _of_model(folder: pathlib.Path, chosen: config.Options) -> Mapping[str, Tensor]:
+    """Load the parameters of a model folder."""
+    try:
+        return loading.load(str(folder), dtype=torch.float32, trust_remote_code=chosen.trust_remote_code)[1]
+    except (OSError, ValueError) as problem:
+        raise mistake.Mistake(f"init_from {folder}: {' '.join(str(problem).split())}") from problem
 
 
 def _other_run(
@@ -86,6 +139,6 @@ def _other_run(
     now = command.algorithm if name == "algorithm" else getattr(command.options, name)
     more = f" (and {', '.join(changed[1:])})" if changed[1:] else ""
     return (
-        f"output_dir {folder} holds a run with {name} {before}; {now} came{more}. Name another output_dir to begin "
-        f"anew (init_from starts from its weights), or say --resume force to go on under the new options"
+        f"output_dir {folder} holds a run with {name} {before}; {now} came{more}. Name another output_dir to "
+        "begin anew (init_from starts from its weights), or say --resume force to go on under the new options"
     )

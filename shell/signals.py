@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import threading
 import types
 from collections.abc import Callable, Iterator
 
@@ -11,8 +12,12 @@ def caught() -> Iterator[Callable[[], int]]:
     """Catch the first SIGINT or SIGTERM; a second one interrupts at once, as if nothing were caught.
 
     Yields:
-        A function that returns the signal's number, 0 while none came.
+        A function that returns the signal's number, 0 while none came. Python lets only the main thread catch
+        signals; in another one none comes.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: 0
+        return
     came = 0
     names = (signal.SIGINT, signal.SIGTERM)
     before = {name: signal.getsignal(name) for name in names}

@@ -7,8 +7,10 @@ import attrs
 from torch import Tensor
 
 from core import record, steps
+from shell import mistake
 
 STATIC = ("step", "key", "place")
+INSTEAD = "Begin anew in another output_dir; --init_from takes the weights along"
 
 
 def split(state: steps.TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -32,7 +34,7 @@ def join(
         values: the numbers of `split`.
 
     Raises:
-        ValueError: a path is missing, or a shape or dtype differs.
+        mistake.Mistake: a path is missing, or a shape, a dtype or the kind of place differs.
     """
     paths, leaves, structure = record.tree.flatten_with_path(template)
     found = []
@@ -40,14 +42,18 @@ def join(
         name = "/".join(map(str, path))
         stored = tensors[name] if name in tensors else values["numbers"].get(name)
         if stored is None:
-            raise ValueError(f"the checkpoint has no {name}; it was written for another model or optimizer.")
+            raise mistake.Mistake(
+                f"the checkpoint has no {name}: it was written for another model or algorithm. {INSTEAD}"
+            )
         if isinstance(leaf, Tensor) and (stored.shape, stored.dtype) != (leaf.shape, leaf.dtype):
-            raise ValueError(
+            raise mistake.Mistake(
                 f"{name} is {stored.dtype} {tuple(stored.shape)} in the checkpoint; the model has "
-                f"{leaf.dtype} {tuple(leaf.shape)}."
+                f"{leaf.dtype} {tuple(leaf.shape)}. {INSTEAD}"
             )
         found.append(stored.to(leaf.device) if isinstance(leaf, Tensor) else stored)
     state = record.tree.unflatten(structure, found)
     place = values["place"]
+    if isinstance(place, list) != isinstance(template.place, tuple):
+        raise mistake.Mistake(f"a place in a stream is none in a list of rows, nor the reverse. {INSTEAD}")
     static = {n: values[n] for n in STATIC} | {"place": tuple(place) if isinstance(place, list) else place}
     return attrs.evolve(state, **static)

@@ -44,8 +44,8 @@ class Drawn:
     Attributes:
         samples: what is trained together.
         after: where to go on from.
-        counts: of the rows of a block, with the last that it gives; none before, so that resuming counts
-            nothing twice.
+        counts: of the rows of a block, with the first that it gives; none afterwards, so that one who goes on
+            inside of a block counts nothing twice.
     """
 
     samples: list[sample.Sample]
@@ -104,7 +104,7 @@ def _pass(
             yield Drawn(
                 samples=[_sample(pieces[number], place.used + number)],
                 after=following if last else attrs.evolve(place, taken=taken + 1),
-                counts=pending if last else counts.Counts(),
+                counts=counts.Counts() if taken else pending,
             )
         pending = pending if not pieces else counts.Counts()
         place = following

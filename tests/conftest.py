@@ -6,6 +6,8 @@ import os
 import hypothesis
 import jaxtyping
 
+from tests import shapes
+
 PLAIN = os.environ.get("ESPALIER_PLAIN") == "1"
 
 # Tests never reach a hub, whatever the machine could reach.
@@ -16,7 +18,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # The hook must stand before anything of core is imported; it makes calls tenfold slower and stops fullgraph.
 if not PLAIN:
-    jaxtyping.install_import_hook("core", "beartype.beartype")
+    jaxtyping.install_import_hook("core", f"{shapes.__name__}.checked")
 
 hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)

@@ -130,7 +130,10 @@ def alone(module, samples) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def gap(got: dict[str, Tensor], want: dict[str, Tensor]) -> float:
-    """Return the largest relative error of a parameter's gradient."""
+    """Return the largest relative error of a parameter's gradient.
+
+    A bias of keys moves no softmax: where the true gradient is 0, what rounding leaves is no error.
+    """
     assert got.keys() == want.keys()
-    floor = 1e-8 * max(g.norm().item() for g in want.values())
+    floor = 1e-5 * max(g.norm().item() for g in want.values())
     return max(((got[n] - want[n]).norm() / max(want[n].norm().item(), floor)).item() for n in want)

@@ -35,6 +35,13 @@ def rows(num: int, seed: int) -> list[np.ndarray]:
     return [np.concatenate([[i], draw.integers(0, 512, n - 1)]).astype(np.int64) for i, n in enumerate(lengths)]
 
 
+def samples(batch: list[np.ndarray]) -> list[sample.Sample]:
+    """Return rows as samples that are trained from their second token on."""
+    return [
+        sample.Sample(tokens=row, trained=np.arange(len(row)) > 0, group=i, unit=i) for i, row in enumerate(batch)
+    ]
+
+
 class Ours:
     """Our step."""
 
@@ -46,8 +53,8 @@ class Ours:
         self.state = steps.init(params, self.optimizer, algorithms.sft, key=0)
 
     def step(self, batch: list[np.ndarray]) -> float:
-        samples = [sample.Sample(tokens=r, trained=np.arange(len(r)) > 0, group=i, unit=i) for i, r in enumerate(batch)]
-        packs = [pack.build(samples, pack.count(samples))]
+        rows = samples(batch)
+        packs = [pack.build(rows, pack.count(rows))]
         self.state, means = steps.train_step(self.model, algorithms.sft, self.optimizer, self.state, packs, donate=True)
         return float(means["loss"].total / means["loss"].weight)
 

@@ -1,0 +1,290 @@
+"""Divergences between a student's and a teacher's distribution, the vocabulary never held for all edges.
+
+Logits of both models exist for one tile of edges at a time, in forward and, recomputed, in backward. Products
+run in the dtype of their model; log-sum-exp, ratios and sums in float32 or better.
+
+With p the student, t the teacher and m = (1 - beta) p + beta t the three are one family:
+
+    beta = 0           KL(t || p), forward: the student covers what the teacher does
+    0 < beta < 1       beta KL(t || m) + (1 - beta) KL(p || m), generalized Jensen-Shannon
+    beta = 1           KL(p || t), reverse: the student stays where the teacher is
+
+The ends are exact and are no limits: near them the family shrinks to 0.
+
+Axes: edges (predictions that are trained), hidden, vocab, kept (tokens that a server told).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from core import head
+
+TILE_BYTES = 1 << 28
+LIVE_TILES = 8
+FLOOR = -1e4
+"""Log-probabilities go no lower: the probability is 0 all the same, and 0 times infinity never comes up."""
+
+
+def divergences(
+    hidden: Float[Tensor, "edges hidden"],
+    weight: Float[Tensor, "vocab hidden"],
+    teacher_hidden: Float[Tensor, "edges teacher_hidden"],
+    teacher_weight: Float[Tensor, "vocab teacher_hidden"],
+    *,
+    beta: float = 1.0,
+    temperature: float | None = None,
+    bias: Float[Tensor, " vocab"] | None = None,
+    teacher_bias: Float[Tensor, " vocab"] | None = None,
+    shape: head.Shape = head.Shape(),  # noqa: B008
+    teacher_shape: head.Shape = head.Shape(),  # noqa: B008
+    tile_bytes: int = TILE_BYTES,
+) -> Float[Tensor, " edges"]:
+    """Measure how far the student is from the teacher at each edge.
+
+        beta KL(t || m) + (1 - beta) KL(p || m),  m = (1 - beta) p + beta t;  0: KL(t || p);  1: KL(p || t)
+
+    Agarwal et al. 2023, GKD (arXiv:2306.13649), sec. 2. Each KL(a || b) is summed as a log(a / b) - a + b,
+    which is nowhere negative and in which an error of a log-sum-exp enters squared.
+
+    Args:
+        hidden, teacher_hidden: last hidden state of each edge's parent under each model.
+        weight, teacher_weight: of the heads, over one vocabulary.
+        beta: in [0, 1].
+        temperature: of both models, in the place of their shapes'; None: as the shapes say.
+        bias, teacher_bias: of the heads.
+        shape, teacher_shape: what is done to the products.
+        tile_bytes: most bytes that are live at a time for a tile of both models.
+
+    Returns:
+        One divergence an edge, in nats, at least 0, float32 or better; gradients flow to the student alone.
+
+    Raises:
+        ValueError: beta is outside [0, 1], or the vocabularies differ.
+    """
+    if not 0.0 <= beta <= 1.0:
+        raise ValueError(f"beta is {beta}; a number in [0, 1] is wanted: 0 forward KL, 1 reverse KL.")
+    if len(weight) != len(teacher_weight):
+        raise ValueError(
+            f"the student has {len(weight)} tokens and the teacher {len(teacher_weight)}; one vocabulary is "
+            "wanted: take a teacher of the same family, or cut the rows that only pad one of the heads."
+        )
+    if temperature is not None:
+        shape, teacher_shape = (attrs.evolve(s, temperature=temperature) for s in (shape, teacher_shape))
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    rows = max(1, tile_bytes // (LIVE_TILES * len(weight) * wide.itemsize))
+    teacher = tuple(None if x is None else x.detach() for x in (teacher_hidden, teacher_weight, teacher_bias))
+    return _Divergence.apply(hidden, weight, bias, *teacher, (shape, teacher_shape), beta, rows)
+
+
+def top_logprobs(
+    hidden: Float[Tensor, "edges hidden"],
+    weight: Float[Tensor, "vocab hidden"],
+    tokens: Int[Tensor, "edges kept"],
+    *,
+    bias: Float[Tensor, " vocab"] | None = None,
+    shape: head.Shape = head.Shape(),  # noqa: B008
+    tile_bytes: int = TILE_BYTES,
+) -> Float[Tensor, "edges kept"]:
+    """Score several tokens at each edge: what `kept` compares with what a server told of a teacher.
+
+    Args:
+        hidden: last hidden state of each edge's parent.
+        weight: of the head.
+        tokens: token ids, no id twice in a row.
+        bias: of the head.
+        shape: what is done to the product.
+        tile_bytes: most bytes that a tile of logits takes.
+
+    Returns:
+        Their log-probabilities in nats, float32 or better.
+    """
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    rows = max(1, tile_bytes // (LIVE_TILES * len(weight) * wide.itemsize))
+    return _Top.apply(hidden, weight, bias, tokens, shape, rows)
+
+
+def kept(
+    student: Float[Tensor, "edges kept"], teacher: Float[Tensor, "edges kept"], *, beta: float = 1.0
+) -> Float[Tensor, " edges"]:
+    """Measure the divergence over the tokens that are known and one more outcome, all the others.
+
+        `divergences`, where the last outcome has the probability 1 - sum of the known ones under each model
+
+    A lower bound of the divergence over the vocabulary, for telling less apart never tells more; equal to it
+    when the known tokens are all but one.
+
+    Args:
+        student, teacher: log-probabilities (nats) of the same tokens under each; minus infinity fills up
+            where fewer are known.
+        beta: in [0, 1].
+
+    Returns:
+        One divergence an edge, in nats, at least 0; gradients flow to the student alone.
+    """
+    if not 0.0 <= beta <= 1.0:
+        raise ValueError(f"beta is {beta}; a number in [0, 1] is wanted: 0 forward KL, 1 reverse KL.")
+    known = teacher.isfinite()
+    p, t = (x.masked_fill(~known, FLOOR) for x in (student, teacher.detach().to(student.dtype)))
+    p, t = (torch.cat([x, _rest(x)[:, None]], 1) for x in (p, t))
+    return _excesses(p, t, beta).sum(-1).clamp(min=0.0)
+
+
+def _rest(logprobs: Float[Tensor, "edges kept"]) -> Float[Tensor, " edges"]:
+    """Return the log-probability of all other outcomes, never quite impossible: rounding may leave none."""
+    least = torch.finfo(logprobs.dtype).eps
+    return torch.log1p(-logprobs.exp().sum(-1).clamp(max=1.0 - least))
+
+
+class _Divergence(torch.autograd.Function):
+    """The tiles of `divergences`, forward and backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        teacher_hidden: Tensor,
+        teacher_weight: Tensor,
+        teacher_bias: Tensor | None,
+        shapes: tuple[head.Shape, head.Shape],
+        beta: float,
+        rows: int,
+    ) -> Tensor:
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        found = torch.empty(len(hidden), dtype=wide, device=hidden.device)
+        for start in range(0, len(hidden), rows):
+            tile = slice(start, start + rows)
+            p = _logprobs(head.logits(hidden[tile], weight, bias, shapes[0]))
+            t = _logprobs(head.logits(teacher_hidden[tile], teacher_weight, teacher_bias, shapes[1]))
+            found[tile] = _excesses(p, t.to(wide), beta).sum(-1).clamp_(min=0.0)
+        ctx.save_for_backward(hidden, weight, bias, teacher_hidden, teacher_weight, teacher_bias)
+        ctx.plan = (shapes, beta, rows)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, teacher_hidden, teacher_weight, teacher_bias = ctx.saved_tensors
+        shapes, beta, rows = ctx.plan
+
+        def pull(z: Tensor, tile: slice) -> Tensor:
+            t = _logprobs(head.logits(teacher_hidden[tile], teacher_weight, teacher_bias, shapes[1]))
+            return _pull(_logprobs(z), t.to(z.dtype), beta) * gradients[0][tile, None]
+
+        return (*_backward(ctx.needs_input_grad, hidden, weight, bias, shapes[0], rows, pull), *(None,) * 6)
+
+
+class _Top(torch.autograd.Function):
+    """The tiles of `top_logprobs`, forward and backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        tokens: Tensor,
+        shape: head.Shape,
+        rows: int,
+    ) -> Tensor:
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        found = torch.empty(tokens.shape, dtype=wide, device=hidden.device)
+        for start in range(0, len(hidden), rows):
+            tile = slice(start, start + rows)
+            found[tile] = _logprobs(head.logits(hidden[tile], weight, bias, shape)).gather(-1, tokens[tile])
+        ctx.save_for_backward(hidden, weight, bias, tokens)
+        ctx.plan = (shape, rows)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, tokens = ctx.saved_tensors
+        shape, rows = ctx.plan
+
+        def pull(z: Tensor, tile: slice) -> Tensor:
+            step = gradients[0][tile]
+            dz = -_logprobs(z).exp() * step.sum(-1, keepdim=True)
+            return dz.scatter_add(-1, tokens[tile], step)
+
+        return (*_backward(ctx.needs_input_grad, hidden, weight, bias, shape, rows, pull), *(None,) * 3)
+
+
+def _backward(
+    wanted: tuple[bool, ...],
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    shape: head.Shape,
+    rows: int,
+    pull: Callable[[Tensor, slice], Tensor],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the gradients of hidden states, weight and bias; `pull` gives that of a tile of logits."""
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    d_hidden = torch.empty_like(hidden) if wanted[0] else None
+    d_weight = torch.zeros_like(weight, dtype=wide) if wanted[1] else None
+    d_bias = torch.zeros_like(bias, dtype=wide) if bias is not None and wanted[2] else None
+    for start in range(0, len(hidden), rows):
+        tile = slice(start, start + rows)
+        z = head.logits(hidden[tile], weight, bias, shape)
+        bend = head.slope(z, shape)
+        dz = pull(z, tile) if bend is None else pull(z, tile) * bend
+        narrow = dz.to(hidden.dtype)
+        if d_hidden is not None:
+            d_hidden[tile] = narrow @ weight
+        if d_weight is not None:
+            d_weight += narrow.T @ hidden[tile]
+        if d_bias is not None:
+            d_bias += dz.sum(0)
+    return (
+        d_hidden,
+        None if d_weight is None else d_weight.to(weight.dtype),
+        None if d_bias is None or bias is None else d_bias.to(bias.dtype),
+    )
+
+
+def _logprobs(z: Tensor) -> Tensor:
+    """Return log-probabilities, no lower than the floor."""
+    return z.log_softmax(-1).clamp_(min=FLOOR)
+
+
+def _excesses(p: Tensor, t: Tensor, beta: float) -> Tensor:
+    """Return what each token adds to the divergence, at least 0; `p` and `t` are log-probabilities."""
+    if beta == 0.0:
+        return _excess(t, t - p)
+    if beta == 1.0:
+        return _excess(p, p - t)
+    above_p, above_t = _above(p, t, beta)
+    return beta * _excess(t, above_t) + (1.0 - beta) * _excess(p, above_p)
+
+
+def _excess(a: Tensor, gap: Tensor) -> Tensor:
+    """Return exp(a) gap - exp(a) + exp(a - gap), by its series where the gap is small and digits would go."""
+    series = gap.square() * (0.5 + gap * (-1 / 6 + gap * (1 / 24 + gap * (-1 / 120 + gap / 720))))
+    probability = a.exp()
+    return torch.where(gap.abs() < 0.05, probability * series, probability * (gap - 1.0) + (a - gap).exp())
+
+
+def _above(p: Tensor, t: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    """Return log p - log m and log t - log m, by the ratio of the two that does not overflow."""
+    gap = t - p
+    ahead = gap > 0
+    share = torch.where(ahead, 1.0 - beta, beta).to(gap.dtype)
+    larger = -torch.log1p(share * torch.expm1(-gap.abs()))
+    return torch.where(ahead, larger - gap, larger), torch.where(ahead, larger, larger + gap)
+
+
+def _pull(p: Tensor, t: Tensor, beta: float) -> Tensor:
+    """Return the gradient by the student's logits.
+
+    beta = 0: p - t;  beta = 1: p (g - sum p g), g = log(p / t);  else (1 - beta) of that, g = log(p / m)
+    """
+    probability = p.exp()
+    if beta == 0.0:
+        return probability - t.exp()
+    g = p - t if beta == 1.0 else (1.0 - beta) * _above(p, t, beta)[0]
+    return probability * (g - (probability * g).sum(-1, keepdim=True))

@@ -1,0 +1,221 @@
+"""From options to what is known before the model is loaded: every check in its order, the rows, the packing.
+
+Datasets are checked before the model's folder, that before tokenizer, template and masks, and all before the
+model is loaded; the first failure is told.
+"""
+
+import math
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import torch
+import transformers
+from huggingface_hub import utils as hub
+
+from adapters import pick
+from adapters import ranks as processes
+from core import algorithms, ports
+from core.plan import cost
+from shell import choose, config, counts, data, encode, feed, mistake, progress, resume, sources
+
+FALLBACK_BUDGET = 16384
+RESERVE = 0.4  # of the device's memory: the estimate knows neither allocator nor neighbors
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Ready:
+    """What is known before the model is loaded.
+
+    Attributes:
+        command: what was asked for.
+        algorithm, tokenizer, rows, held_out: as in `loop.Job`.
+        preview: a feed of the same samples to plan with, so that no row is counted twice.
+        shape: of the model.
+        packing: how packs are made.
+        device, ranks: where.
+        num_steps: optimizer steps of the whole run.
+    """
+
+    command: config.Command
+    algorithm: algorithms.Algorithm
+    tokenizer: transformers.PreTrainedTokenizerBase
+    rows: feed.Feed
+    preview: feed.Feed
+    held_out: data.Prepared | None
+    shape: cost.ModelShape
+    packing: Mapping[str, Any]
+    device: ports.Device
+    ranks: ports.Ranks
+    num_steps: int
+
+
+def ready(
+    command: config.Command,
+    folder: pathlib.Path,
+    device: ports.Device,
+    ranks: ports.Ranks,
+    display: progress.Display,
+    algorithm: algorithms.Algorithm | None = None,
+    *,
+    training: bool = True,
+) -> Ready:
+    """Check everything that can be checked before the model is loaded, and tokenize the rows.
+
+    Args:
+        command: what was asked for.
+        folder: where prepared rows are kept.
+        device, ranks: where the run takes place.
+        display: told of what was dropped or cut.
+        algorithm: the caller's own; None: the one that the command names.
+        training: False: only what evaluation needs.
+    """
+    chosen = command.options
+    _quiet()
+    opened = _opened(chosen.dataset, chosen, chosen.dataset_split)
+    opened_eval = _opened(chosen.eval_dataset, chosen, chosen.eval_split or "train") if training else ()
+    algorithm = choose.checked(algorithm) if algorithm else choose.algorithm(command.algorithm, chosen)
+    dtype = choose.dtype(chosen, device, training=training)
+    described = choose.config(chosen)
+    choose.check_dropout(chosen, described)
+    shape = choose.shape(chosen, described, dtype)
+    resume.check_source(chosen)
+    tokenizer = choose.tokenizer(chosen)
+    limit = choose.max_length(command, described, display.note)
+    budget = chosen.token_budget or _budget(shape, chosen, device)
+    bound = _rules(opened, chosen, tokenizer, limit)
+    bound_eval = _rules(opened_eval, chosen, tokenizer, limit) if opened_eval else None
+    feeding, preview = _feeds(opened, bound, chosen, folder, ranks, display, shape.vocab)
+    held_out = None
+    if bound_eval is not None:
+        held_out = _prepared(opened_eval, bound_eval, folder, ranks, display, shape.vocab)
+    if bound.chat is not None:
+        tokenizer.chat_template = bound.chat.template
+    packing = {
+        "budget": budget,
+        "share": chosen.packing == "tree",
+        "shape": shape,
+        "dtype": max(dtype, torch.float32, key=lambda d: d.itemsize),
+        "device": device.type,
+    }
+    num_steps = chosen.max_steps or math.ceil(chosen.num_train_epochs * (feeding.steps_per_epoch or 0))
+    return Ready(
+        command=command, algorithm=algorithm, tokenizer=tokenizer, rows=feeding, preview=preview,
+        held_out=held_out, shape=shape, packing=packing, device=device, ranks=ranks, num_steps=num_steps,
+    )  # fmt: skip
+
+
+def device(name: str, display: progress.Display) -> ports.Device:
+    """Return the device, its refusal as the caller's mistake; an accelerator that is passed over is told."""
+    try:
+        found = pick.device(name)
+    except ValueError as problem:
+        raise mistake.Mistake(str(problem)) from problem
+    if name == "auto" and pick.seen() != found.name:
+        display.note(f"device is {found.name}: {pick.why(found)}")
+    return found
+
+
+def _quiet() -> None:
+    """Keep the bars and remarks of transformers off the terminal; downloads still show theirs.
+
+    Weights that are missing, the one thing it would only remark on, are refused when the model is loaded.
+    """
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    hub.enable_progress_bars()
+
+
+def _opened(rows: Any, chosen: config.Options, split: str) -> tuple[data.Opened, ...]:
+    """Open what `dataset` or `eval_dataset` names and look at its columns."""
+    if rows is None:
+        return ()
+    found = sources.find(rows, config=chosen.dataset_config, split=split, streaming=chosen.streaming)
+    return data.look(found)
+
+
+def _rules(
+    opened: tuple[data.Opened, ...], chosen: config.Options, tokenizer: Any, limit: int | None
+) -> encode.Rules:
+    """Bind the options of the rows to the tokenizer."""
+    return data.rules(
+        opened,
+        tokenizer=tokenizer,
+        max_length=limit,
+        truncation=chosen.truncation,
+        completion_only_loss=chosen.completion_only_loss,
+        assistant_only_loss=bool(chosen.assistant_only_loss),
+        chat_template=chosen.chat_template,
+        chat_template_kwargs=chosen.chat_template_kwargs,
+    )
+
+
+def _feeds(
+    opened: tuple[data.Opened, ...],
+    bound: encode.Rules,
+    chosen: config.Options,
+    folder: pathlib.Path,
+    ranks: ports.Ranks,
+    display: progress.Display,
+    vocab: int,
+) -> tuple[feed.Feed, feed.Feed]:
+    """Return the feed that is trained on, and one of the same samples to plan with."""
+    batch_size, seed = chosen.batch_size, choose.data_seed(chosen)
+    if not chosen.streaming:
+        rows = _prepared(opened, bound, folder, ranks, display, vocab)
+        feeding = feed.Prepared(rows=rows, batch_size=batch_size, seed=seed)
+        return feeding, feeding
+    for name in ("save_strategy", "eval_strategy"):
+        if getattr(chosen, name) == "epoch":
+            display.note(
+                f"{name} is epoch, and a stream does not tell when one ends: only after the last step"
+            )
+    first, second = (
+        feed.Streamed(opened, bound, batch_size=batch_size, seed=seed, vocab=vocab) for _ in range(2)
+    )
+    return first, second
+
+
+def _prepared(
+    opened: tuple[data.Opened, ...],
+    bound: encode.Rules,
+    folder: pathlib.Path,
+    ranks: ports.Ranks,
+    display: progress.Display,
+    vocab: int,
+) -> data.Prepared:
+    """Tokenize the rows, the first rank before the others, and tell what was dropped or cut.
+
+    What fails on the first rank fails on the others too when they try, so all end with the same line.
+    """
+    if ranks.index:
+        processes.wait(ranks)
+    try:
+        made = data.prepare(opened, bound, folder=folder / "prepared", progress=display.rows)
+    finally:
+        if not ranks.index:
+            processes.wait(ranks)
+    feed.check_vocabulary(made.tokens, vocab)
+    for line in counts.notes(made.counts):
+        display.note(line)
+    return made
+
+
+def _budget(shape: cost.ModelShape, chosen: config.Options, device: ports.Device) -> int:
+    """Return the unique tokens of a forward that fit the device, by the estimate."""
+    memory = device.memory()
+    if memory is None:
+        return FALLBACK_BUDGET
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if device.type == "cpu" else 1
+    fits = cost.token_budget(
+        shape, memory // local, checkpointing=chosen.gradient_checkpointing, reserve=RESERVE
+    )
+    if not fits:
+        need = cost.peak_bytes(shape, 1, checkpointing=chosen.gradient_checkpointing) / 2**30
+        raise mistake.Mistake(
+            f"model {chosen.model} needs {need:.1f} GiB to train; {device.name} has {memory / 2**30:.1f} "
+            "GiB. Take a smaller model, or say how many tokens to try with --token_budget"
+        )
+    return fits

@@ -1,0 +1,194 @@
+"""What every algorithm must have; a new one is covered by standing in core.algorithms."""
+
+import attrs
+import hypothesis
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from core import algorithms, check, pack, reference, steps
+from core.plan import sample
+from tests.properties import slow
+
+ALL = {n: a for n, a in vars(algorithms).items() if isinstance(a, algorithms.Algorithm)}
+PARAMS = reference.params()
+FEW = hypothesis.settings(max_examples=6, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+
+
+EACH = pytest.mark.parametrize("algorithm", ALL.values(), ids=ALL)
+
+
+STEMS = st.lists(st.integers(0, 10), min_size=1, max_size=4)
+TAILS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), min_size=2, max_size=6)
+
+
+def batch(algorithm, data):
+    """Draw samples with every column that a run has; they share prefixes, repeat, and end in each other."""
+    stem, tails = data.draw(STEMS, label="stem"), data.draw(TAILS, label="tails")
+    seed = data.draw(st.integers(0, 2**31), label="seed")
+    template = check.draw(algorithm, seed)
+    if len(tails) % 2:
+        tails = [*tails, tails[0]]  # pairs want an even number
+    return [fitted(template[i], np.array([*stem, *end]), seed + i) for i, end in enumerate(tails)]
+
+
+def fitted(template, tokens, seed):
+    """Give a drawn sample other tokens, a mask that trains at least the last, and columns of that length."""
+    source = np.random.default_rng(seed)
+    trained = source.random(len(tokens)) < 0.7
+    trained[0], trained[-1] = False, True
+    columns = {
+        n: -3.0 * source.random(len(tokens)) if isinstance(v, np.ndarray) else v
+        for n, v in template.columns.items()
+    }
+    return attrs.evolve(template, tokens=tokens, trained=trained, columns=columns)
+
+
+def parts(algorithm, samples, data):
+    """Deal out what must stay together over up to three packs, in any order."""
+    units = data.draw(st.permutations(check.units(algorithm, samples)), label="order")
+    dealt = [[], [], []]
+    for unit in units:
+        dealt[data.draw(st.integers(0, 2), label="pack")].extend(unit)
+    return [part for part in dealt if part]
+
+
+def run(algorithm, dealt, **options):
+    """Loss and gradients of a step over packs of these parts."""
+    counts = pack.count([s for part in dealt for s in part])
+    needs = (*algorithm.needs, *algorithm.watches)
+    packs = [pack.build(p, counts, needs=needs, dtype=torch.float64, **options) for p in dealt]
+    value, _, grads = steps.loss_and_grad(reference.Reference(), algorithm, PARAMS, packs, 0)
+    return value, grads
+
+
+def assert_same(got, want):
+    """Loss and every gradient within 1e-10, relative to the gradient as a whole."""
+    scale = max(abs(want[0].item()), *(g.norm().item() for g in want[1].values()), 1e-12)
+    assert abs(got[0] - want[0]) <= 1e-10 * scale
+    for n, g in want[1].items():
+        assert (got[1][n] - g).norm() <= 1e-10 * max(g.norm().item(), 1e-3 * scale), n
+
+
+@EACH
+def test_the_properties_that_users_can_check_hold(algorithm):
+    check.check(algorithm, seeds=range(3))
+
+
+@EACH
+@FEW
+@hypothesis.given(data=st.data())
+def test_packs_of_trees_in_any_order_equal_a_loop_over_plain_rows(algorithm, data):
+    samples = batch(algorithm, data)
+    assert_same(run(algorithm, parts(algorithm, samples, data)), slow.step(algorithm, PARAMS, samples))
+
+
+@pytest.mark.plain
+@EACH
+def test_a_compiled_loss_equals_the_eager_one(algorithm):
+    torch._dynamo.reset()
+    samples = check.draw(algorithm, 0)
+    needs = (*algorithm.needs, *algorithm.watches)
+    whole = pack.build(samples, pack.count(samples), needs=needs, dtype=torch.float64)
+    scores = reference.Reference().predict(PARAMS, whole, 0)
+
+    def value(logprobs, scores, batch):
+        values, _ = algorithm.loss(attrs.evolve(scores, logprobs=logprobs), batch, **algorithm.carry)
+        return algorithm.reduce(values, batch)
+
+    compiled = torch.compile(value, backend="aot_eager", fullgraph=True)
+    found = []
+    for function in (value, compiled):
+        leaf = scores.logprobs.clone().requires_grad_()
+        loss = function(leaf, scores, whole.batch)
+        found.append((loss.detach(), torch.autograd.grad(loss, leaf)[0]))
+    for x, y in zip(*found, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-14)
+
+
+@EACH
+def test_a_sample_that_trains_nothing_changes_nothing(algorithm):
+    if algorithm.rows == "pairs" or algorithm.couples == "step":
+        pytest.skip("a side without a trained token takes part in its pair, and in the step")
+    samples = check.draw(algorithm, 1)
+    nothing = attrs.evolve(samples[0], trained=np.zeros(len(samples[0].tokens), np.bool_), unit=99)
+    assert_same(run(algorithm, [[*samples, nothing]]), run(algorithm, [samples]))
+
+
+def mean_of_rows(values, batch):
+    """A planted fault: divides by what happens to be in the pack."""
+    return values.mean()
+
+
+def neighborly(scores, batch):
+    """A planted fault: a row reads the row above."""
+    return -scores.logprobs * scores.logprobs.detach().roll(1), {}
+
+
+def position_in_pack(scores, batch):
+    """A planted fault: a row's weight hangs on its place in the table."""
+    return -scores.logprobs * (1 + torch.arange(len(scores.logprobs))), {}
+
+
+def not_a_number(scores, batch):
+    """A planted fault: the logarithm of 0 at a log-probability of 0."""
+    return scores.logprobs.exp().neg().log1p(), {}
+
+
+def infinite(scores, batch):
+    """A planted fault: a ratio that overflows."""
+    return (-scores.logprobs).exp(), {}
+
+
+def by_sample(scores, batch):
+    """A planted fault, while its algorithm says that tokens stand alone: a product over each sample."""
+    sums = torch.zeros(len(batch.samples.group), dtype=scores.logprobs.dtype)
+    whole = sums.index_add(0, batch.terms.sample, scores.logprobs)
+    return -whole.index_select(0, batch.terms.sample).exp(), {}
+
+
+def overwriting(scores, batch):
+    """A planted fault: scales the scores that it was given."""
+    scores.logprobs.data.mul_(0.5)
+    return -scores.logprobs, {}
+
+
+def remembering(seen=[]):  # noqa: B006
+    """A planted fault: a loss that counts its calls."""
+
+    def loss(scores, batch):
+        seen.append(1)
+        return -scores.logprobs * len(seen), {}
+
+    return loss
+
+
+FAULTS = {
+    "mean of rows": (algorithms.sft.evolve(reduce=mean_of_rows), "additive over units"),
+    "reads a neighbor": (algorithms.sft.evolve(loss=neighborly), "additive over units|order-free"),
+    "reads its place": (algorithms.sft.evolve(loss=position_in_pack), "additive over units|order-free"),
+    "not a number": (algorithms.sft.evolve(loss=not_a_number), "finite at extremes"),
+    "infinite": (algorithms.sft.evolve(loss=infinite), "finite at extremes"),
+    "false coupling": (algorithms.sft.evolve(loss=by_sample), "declared coupling"),
+    "writes": (algorithms.sft.evolve(loss=overwriting), "arguments stay as they are"),
+    "remembers": (algorithms.sft.evolve(loss=remembering()), "arguments stay as they are"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found_and_named(name):
+    faulty, wanted = FAULTS[name]
+    with pytest.raises(ValueError, match=wanted):
+        check.check(faulty)
+
+
+def test_a_coupling_that_is_named_passes():
+    check.check(algorithms.sft.evolve(loss=by_sample, couples="sample"))
+
+
+def test_samples_have_the_columns_that_an_algorithm_makes():
+    mine = algorithms.sft.evolve(columns=lambda rewards, groups: {"gate": rewards * 2.0})
+    drawn = check.draw(mine, 0)
+    assert all(0.0 <= s.columns["gate"] <= 2.0 for s in drawn)
+    assert all(isinstance(s, sample.Sample) for s in drawn)
