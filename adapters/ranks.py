@@ -36,9 +36,10 @@ def join(device: ports.Device) -> ports.Ranks:
 
 
 def leave() -> None:
-    """Part from the other processes."""
+    """Part from the other processes; a later run in this process joins them anew."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
+    accelerate.PartialState._reset_state()
 
 
 def wait(ranks: ports.Ranks) -> None:

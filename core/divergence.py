@@ -34,12 +34,12 @@ def divergences(
     hidden: Float[Tensor, "edges hidden"],
     weight: Float[Tensor, "vocab hidden"],
     teacher_hidden: Float[Tensor, "edges teacher_hidden"],
-    teacher_weight: Float[Tensor, "vocab teacher_hidden"],
+    teacher_weight: Float[Tensor, "teacher_vocab teacher_hidden"],
     *,
     beta: float = 1.0,
     temperature: float | None = None,
     bias: Float[Tensor, " vocab"] | None = None,
-    teacher_bias: Float[Tensor, " vocab"] | None = None,
+    teacher_bias: Float[Tensor, " teacher_vocab"] | None = None,
     shape: head.Shape = head.Shape(),  # noqa: B008
     teacher_shape: head.Shape = head.Shape(),  # noqa: B008
     tile_bytes: int = TILE_BYTES,
@@ -273,7 +273,7 @@ def _above(p: Tensor, t: Tensor, beta: float) -> tuple[Tensor, Tensor]:
     """Return log p - log m and log t - log m, by the ratio of the two that does not overflow."""
     gap = t - p
     ahead = gap > 0
-    share = torch.where(ahead, 1.0 - beta, beta).to(gap.dtype)
+    share = ahead.to(gap.dtype) * (1.0 - 2.0 * beta) + beta
     larger = -torch.log1p(share * torch.expm1(-gap.abs()))
     return torch.where(ahead, larger - gap, larger), torch.where(ahead, larger, larger + gap)
 

@@ -236,9 +236,15 @@ def max_length(
 
 
 def check_dropout(chosen: options.Options, described: transformers.PretrainedConfig) -> None:
-    """Refuse dropout on trees: branches would share the mask of their prefix."""
-    rates = dropouts(described)
-    if rates and chosen.packing == "tree" and not chosen.disable_dropout:
+    """Refuse dropout on trees, whose branches would share their prefix's mask, and inside of attention."""
+    rates = dropouts(described) if not chosen.disable_dropout else {}
+    inside = [f"{name} {rate}" for name, rate in rates.items() if name.startswith("att")]
+    if inside:
+        raise mistake.Mistake(
+            f"model {chosen.model} has {', '.join(inside)}, and no kernel here drops attention; set it to 0 "
+            "in config.json, or train without any dropout (--disable_dropout)"
+        )
+    if rates and chosen.packing == "tree":
         told = ", ".join(f"{name} {rate}" for name, rate in rates.items())
         raise mistake.Mistake(
             f"model {chosen.model} has {told}, and samples that share a prefix would share its mask; train "

@@ -17,6 +17,8 @@ from shell import data, encode, mistake, stream
 
 Place: TypeAlias = int | tuple[int, ...]
 
+_PLACE = tuple(field.name for field in attrs.fields(stream.Place))
+
 
 class Feed(Protocol):
     """Samples in an order that any place can be found in again."""
@@ -142,7 +144,7 @@ class Streamed:
         """Return the samples of the step that begins at a place, and the place after it."""
         assert isinstance(place, tuple)
         if place != self._at:
-            self._drawn = self._draw(place=stream.Place(*place))
+            self._drawn = self._draw(place=stream.Place(**dict(zip(_PLACE, place, strict=True))))
         taken: list[stream.Drawn] = []
         for drawn in self._drawn:
             if taken and drawn.after.epoch != taken[0].after.epoch:

@@ -55,7 +55,7 @@ def train(command: config.Command, algorithm: algorithms.Algorithm | None = None
         saved = None if chosen.dry_run else resume.find(command, folder, display.note)
         gauge = meter.Meter(ranks)
         with gauge.part("preparing"):
-            ready = prepare.ready(command, folder, device, ranks, display, algorithm)
+            ready = prepare.ready(command, folder, device, ranks, display, algorithm, fresh=saved is None)
             promised = plan.promise(
                 ready.preview, ready.num_steps, ready.packing, ready.algorithm.couples, ranks,
                 checkpointing=chosen.gradient_checkpointing,

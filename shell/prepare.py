@@ -61,6 +61,7 @@ def ready(
     algorithm: algorithms.Algorithm | None = None,
     *,
     training: bool = True,
+    fresh: bool = True,
 ) -> Ready:
     """Check everything that can be checked before the model is loaded, and tokenize the rows.
 
@@ -71,6 +72,7 @@ def ready(
         display: told of what was dropped or cut.
         algorithm: the caller's own; None: the one that the command names.
         training: False: only what evaluation needs.
+        fresh: False: weights come from a checkpoint of the run's own.
     """
     chosen = command.options
     _quiet()
@@ -81,7 +83,8 @@ def ready(
     described = choose.config(chosen)
     choose.check_dropout(chosen, described)
     shape = choose.shape(chosen, described, dtype)
-    resume.check_source(chosen)
+    if fresh:
+        resume.check_source(chosen)
     tokenizer = choose.tokenizer(chosen)
     limit = choose.max_length(command, described, display.note)
     budget = chosen.token_budget or _budget(shape, chosen, device)

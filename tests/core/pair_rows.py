@@ -48,16 +48,17 @@ def scored(samples, *, dtype=torch.float64, **fields):
     return pack.Scores(logprobs=logprobs, **fields), batch
 
 
-def drawn(seed, *, num_pairs=None):
-    """Draw pairs that share prefixes, hold gaps in what is trained, repeat, or have a side with nothing trained."""
+def drawn(seed, *, empty=True):
+    """Draw pairs that share prefixes, repeat, and have gaps; `empty`: some sides train nothing."""
     source = np.random.default_rng(seed)
     samples = []
     stems = [source.integers(0, reference.VOCAB, source.integers(1, 5)) for _ in range(2)]
-    for unit in range(num_pairs or source.integers(1, 5)):
+    for unit in range(source.integers(1, 5)):
         for _ in range(2):
-            tail = source.integers(0, 3, source.integers(0, 5))
+            tail = source.integers(0, 3, source.integers(0 if empty else 1, 5))
             tokens = np.concatenate([stems[source.integers(2)], tail]).astype(np.int64)
             trained = source.random(len(tokens)) < 0.7
+            trained[-1] |= not empty
             trained[0] = False
             columns = {
                 "reference_logprobs": -3.0 * source.random(len(tokens)),
@@ -67,7 +68,7 @@ def drawn(seed, *, num_pairs=None):
                 sample.Sample(tokens=tokens, trained=trained, columns=columns, group=unit, unit=unit)
             )
     if not any(s.trained.any() for s in samples):
-        return drawn(seed + 1, num_pairs=num_pairs)
+        return drawn(seed + 1)
     return samples
 
 
@@ -93,6 +94,7 @@ class Side:
 
     policy: list
     reference: list
+    moved: torch.Tensor | None = None
 
     @property
     def n(self):
@@ -110,9 +112,14 @@ class Side:
         return float(sum(self.reference))
 
     @property
+    def mean(self):
+        """The policy's average."""
+        return self.logp / max(self.n, 1)
+
+    @property
     def ratio(self):
-        """Policy minus reference."""
-        return self.logp - self.ref
+        """Policy minus reference, or what an f-divergence made of it."""
+        return self.logp - self.ref if self.moved is None else self.moved
 
     @property
     def mean_ratio(self):
@@ -137,15 +144,32 @@ def step(algorithm, samples, *, beta=0.5):
     return steps.loss_and_grad(model, algorithm, reference.params(), [whole], 0)
 
 
-def assert_step_equals(algorithm, samples, loop, **options):
-    """Compare a step, loss and every gradient, with `loop(params) -> loss` to 1e-10."""
-    value, _, grads = step(algorithm, samples, **options)
+def assert_steps_equal(cases, samples, **options):
+    """Compare steps with loops over pairs alone, loss and every gradient to 1e-10.
+
+    `cases`: name -> (algorithm, function of the pairs' sides).
+    """
     leaves = {n: p.clone().requires_grad_() for n, p in reference.params().items()}
-    want = loop(leaves)
+    both = sides(leaves, samples)
+    for name, (algorithm, loop) in cases.items():
+        assert_same(name, step(algorithm, samples, **options), loop(both), leaves)
+
+
+def assert_step_equals(algorithm, samples, loop, **options):
+    """Compare a step with `loop(params) -> loss`, loss and every gradient to 1e-10."""
+    leaves = {n: p.clone().requires_grad_() for n, p in reference.params().items()}
+    assert_same("step", step(algorithm, samples, **options), loop(leaves), leaves)
+
+
+def assert_same(name, got, want, leaves):
+    """Compare (loss, metrics, gradients) with a loss that has a graph to the leaves."""
+    value, _, grads = got
     found = [torch.zeros_like(p) for p in leaves.values()]
     if want.requires_grad:
-        found = torch.autograd.grad(want, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        found = torch.autograd.grad(
+            want, list(leaves.values()), allow_unused=True, materialize_grads=True, retain_graph=True
+        )
     scale = max(abs(want.item()), *(g.abs().max().item() for g in found), 1e-12)
-    assert abs(value.item() - want.item()) <= 1e-10 * scale
-    for name, wanted in zip(leaves, found, strict=True):
-        assert (grads[name] - wanted).abs().max().item() <= 1e-10 * scale, name
+    assert abs(value.item() - want.item()) <= 1e-10 * scale, name
+    for leaf, wanted in zip(leaves, found, strict=True):
+        assert (grads[leaf] - wanted).abs().max().item() <= 1e-10 * scale, (name, leaf)

@@ -45,13 +45,15 @@ def test_rounding_does_not_blow_up_a_deviation():
         assert scaled.abs().max() < 10
 
 
+@hypothesis.example(reward=0.1, size=6, others=[0.0, 1.0])
 @hypothesis.given(
-    st.floats(-1e6, 1e6, width=32),
+    st.floats(-1e6, 1e6),
     st.integers(2, 9),
-    st.lists(st.floats(-5, 5, width=32), min_size=2, max_size=4),
+    st.lists(st.floats(-5, 5), min_size=2, max_size=4),
 )
 def test_a_group_of_equal_rewards_gives_exactly_0(reward, size, others):
-    rewards = torch.tensor([reward] * size + others)
+    # In float64 the mean of seven times .1 is not .1.
+    rewards = torch.tensor([reward] * size + others, dtype=torch.float64)
     groups = torch.tensor([1] * size + [0] * len(others))
     for function in BY_GROUP:
         assert function(rewards, groups)[:size].tolist() == [0.0] * size
@@ -63,7 +65,7 @@ def test_a_group_of_equal_rewards_gives_exactly_0(reward, size, others):
     "function", [advantages.group_normalized, advantages.batch_normalized, advantages.leave_one_out]
 )
 def test_a_group_of_one_is_refused_where_nothing_can_be_compared(function):
-    with pytest.raises(ValueError, match=r"group 5 has one sample .* num_generations"):
+    with pytest.raises(ValueError, match=r"group 5 has one sample.* num_generations"):
         function(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4, 4, 5]))
 
 

@@ -12,11 +12,12 @@ from core.plan import prefix_tree
 SCALE = 0.4
 
 
-@st.composite
-def forests(draw):
-    """A forest of a few short sequences over few tokens, so that much is shared."""
-    token = st.integers(0, 2)
-    rows = draw(st.lists(st.lists(token, min_size=1, max_size=9), min_size=1, max_size=6))
+# A few short sequences over few tokens, so that much is shared.
+ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=6)
+
+
+def forest(rows):
+    """Merge lists of tokens."""
     return prefix_tree.build([np.array(row) for row in rows])
 
 
@@ -67,8 +68,9 @@ def with_grads(function, tree, qkv, **options):
 
 
 @hypothesis.settings(max_examples=40)
-@hypothesis.given(forests(), st.sampled_from([0, 1, 2, 3, 5, 9, 50]), st.sampled_from([1, 2, 4]))
-def test_blocks_equal_the_mask_in_value_and_gradient(tree, window, num_kv):
+@hypothesis.given(ROWS, st.sampled_from([0, 1, 2, 3, 5, 9, 50]), st.sampled_from([1, 2, 4]))
+def test_blocks_equal_the_mask_in_value_and_gradient(rows, window, num_kv):
+    tree = forest(rows)
     qkv = heads(tree, num_kv=num_kv)
     got, want = (with_grads(f, tree, qkv, window=window) for f in (by_blocks, by_mask))
     for x, y in zip(got, want, strict=True):
@@ -76,8 +78,9 @@ def test_blocks_equal_the_mask_in_value_and_gradient(tree, window, num_kv):
 
 
 @hypothesis.settings(max_examples=40)
-@hypothesis.given(forests(), st.integers(0, 10))
-def test_a_token_sees_its_ancestors_and_itself_as_far_back_as_the_window(tree, window):
+@hypothesis.given(ROWS, st.integers(0, 10))
+def test_a_token_sees_its_ancestors_and_itself_as_far_back_as_the_window(rows, window):
+    tree = forest(rows)
     ends, depths = places(tree)
     mask = attention.ancestors(ends, depths, window=window)
     for node in range(len(tree.tokens)):

@@ -1,4 +1,4 @@
-"""Divergences from a teacher: right values, exact ends, never negative, in tiles as over the whole vocabulary."""
+"""Divergences from a teacher: right values, exact ends, never negative, in tiles as over all logits."""
 
 import math
 import subprocess
@@ -289,11 +289,11 @@ torch.set_num_threads(1)
 def run(edges):
     hidden, teacher = torch.zeros(edges, 8, requires_grad=True), torch.zeros(edges, 8)
     weight, other = torch.zeros(49_152, 8, requires_grad=True), torch.zeros(49_152, 8)
-    found = divergence.divergences(hidden, weight, teacher, other, beta=0.5, tile_bytes=1 << 25)
+    found = divergence.divergences(hidden, weight, teacher, other, beta=0.5, tile_bytes=1 << 23)
     torch.autograd.grad(found.sum(), (hidden, weight))
 run(1)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-run(1_024)
+run(256)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 """
 
@@ -302,4 +302,4 @@ def test_a_divergence_holds_less_than_half_of_one_models_logits():
     done = subprocess.run(
         [sys.executable, "-c", PEAK], cwd=paths.ROOT, capture_output=True, text=True, check=True
     )
-    assert int(done.stdout) < 0.5 * 1_024 * 49_152 * 4
+    assert int(done.stdout) < 0.5 * 256 * 49_152 * 4

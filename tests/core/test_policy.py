@@ -65,6 +65,30 @@ def test_the_weight_of_vespo_is_1_at_a_ratio_of_1_and_0_far_from_it():
     assert read(seen)["vespo/phi_seq_mean"] == pytest.approx(0.5)
 
 
+def test_gmpo_clips_each_token_before_the_mean_and_only_where_it_is_pushed():
+    e = math.exp(1)
+    wanted = [-math.exp(0.4), e, -1 / e, math.exp(-0.4)]
+    values, seen = policy.gmpo(*at([e, e, 1 / e, 1 / e], CORNERS["advantage"]))
+    assert values.tolist() == pytest.approx(wanted)
+    assert read(seen) == {
+        "clip_ratio/low_mean": 0.25,
+        "clip_ratio/high_mean": 0.25,
+        "clip_ratio/region_mean": 0.5,
+    }
+    pair = tables.batch([2], advantage=[1.0], old_logprobs=[-5.0, -5.0])
+    values, _ = policy.gmpo(tables.scores([-4.0, -5.2]), pair)
+    assert values.tolist() == pytest.approx([-math.exp((0.4 - 0.2) / 2)] * 2)
+
+
+def test_what_a_sequence_has_one_of_is_logged_over_sequences_not_tokens():
+    batch = tables.batch([1, 3], advantage=[1.0, 1.0], old_logprobs=[-5.0] * 4)
+    scores = tables.scores([-4.0, -5.0, -5.0, -5.0])
+    assert read(policy.sequence_clipped(scores, batch)[1])["clip_ratio/high_mean"] == pytest.approx(0.5)
+    phi = math.exp(3 + 2 - 3 * math.exp(1))
+    assert read(policy.vespo(scores, batch)[1])["vespo/phi_seq_mean"] == pytest.approx((phi + 1) / 2)
+    assert read(policy.clipped(scores, batch)[1])["clip_ratio/high_mean"] == 0.25
+
+
 @pytest.mark.parametrize("advantage", [1.0, -1.0, 0.5])
 @pytest.mark.parametrize("name", NAMES)
 def test_on_policy_the_gradient_is_that_of_reinforce(name, advantage):

@@ -124,11 +124,11 @@ def told_alone(each, source):
     own, sure = scores.logprobs.numpy(), scores.entropies.numpy()
     columns = {
         name: np.where(
-            each.trained, np.concatenate([[np.nan], own + source.normal(0, 0.3, len(own))]), np.nan
+            each.trained, np.concatenate([[np.nan], own + source.normal(0, 0.5, len(own))]), np.nan
         )
         for name in ("old_logprobs", "sampled_logprobs", "reference_logprobs")
     }
-    advantage = float(source.choice([0.0, 1.0, -1.0, source.normal()]))
+    advantage = float(source.choice([0.0, 1.0, -1.0, -0.5, source.normal()]))
     lists = {name: values[each.trained].tolist() for name, values in columns.items()}
     return attrs.evolve(each, columns={**columns, "advantage": advantage}), loops.Told(
         logprobs=own[here].tolist(),

@@ -74,6 +74,17 @@ def test_what_is_logged_is_the_ratio_before_any_mask(weights):
     )
 
 
+def test_a_sample_without_a_trained_token_is_not_among_the_ratios():
+    for sampled, side in ((-1.0, "max"), (1.0, "min")):
+        batch = tables.batch(
+            [1, 1], old_logprobs=[-2.0] * 2, sampled_logprobs=[-2.0 - sampled, 0.0], ended=[True, False]
+        )
+        _, seen = ratios.sequence_mask(tables.scores([-2.0]), batch)
+        assert metrics.values(metrics.collect(seen))[
+            f"sampling/importance_sampling_ratio/{side}"
+        ] == pytest.approx(math.exp(sampled))
+
+
 def test_on_the_first_update_every_ratio_is_exactly_1_and_has_a_gradient():
     batch = tables.batch([2, 3])
     for level in (ratios.token, ratios.sequence, ratios.sequence_sum):

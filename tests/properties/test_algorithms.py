@@ -7,13 +7,13 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from core import algorithms, check, pack, reference, steps
+from core import algorithms, check, pack, record, reference, steps
 from core.plan import sample
 from tests.properties import slow
 
 ALL = {n: a for n, a in vars(algorithms).items() if isinstance(a, algorithms.Algorithm)}
 PARAMS = reference.params()
-FEW = hypothesis.settings(max_examples=6, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+FEW = hypothesis.settings(max_examples=4, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 
 
 EACH = pytest.mark.parametrize("algorithm", ALL.values(), ids=ALL)
@@ -73,7 +73,7 @@ def assert_same(got, want):
 
 @EACH
 def test_the_properties_that_users_can_check_hold(algorithm):
-    check.check(algorithm, seeds=range(3))
+    check.check(algorithm, seeds=range(2))
 
 
 @EACH
@@ -93,16 +93,18 @@ def test_a_compiled_loss_equals_the_eager_one(algorithm):
     whole = pack.build(samples, pack.count(samples), needs=needs, dtype=torch.float64)
     scores = reference.Reference().predict(PARAMS, whole, 0)
 
-    def value(logprobs, scores, batch):
-        values, _ = algorithm.loss(attrs.evolve(scores, logprobs=logprobs), batch, **algorithm.carry)
+    def value(scores, batch):
+        values, _ = algorithm.loss(scores, batch, **algorithm.carry)
         return algorithm.reduce(values, batch)
 
     compiled = torch.compile(value, backend="aot_eager", fullgraph=True)
     found = []
     for function in (value, compiled):
-        leaf = scores.logprobs.clone().requires_grad_()
-        loss = function(leaf, scores, whole.batch)
-        found.append((loss.detach(), torch.autograd.grad(loss, leaf)[0]))
+        given = record.tree.map(lambda field: field.clone().requires_grad_(), scores)
+        loss = function(given, whole.batch)
+        leaves = record.tree.leaves(given)
+        grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+        found.append((loss.detach(), *grads))
     for x, y in zip(*found, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-14)
 

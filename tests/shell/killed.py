@@ -1,10 +1,10 @@
 """Run as a program: a training run that dies by SIGKILL again and again, and must end like one that did not.
 
-    python -m tests.shell.killed moments ROOT COUNT SEED   at random moments after the first step
-    python -m tests.shell.killed lines ROOT COUNT SEED     at random lines of what saves, logs and loops
-    python -m tests.shell.killed saves ROOT COUNT SEED     when a file is put on the disk
+    python -m tests.shell.killed ROOT SEED moments=COUNT   at random moments after the first step
+    python -m tests.shell.killed ROOT SEED lines=COUNT     at random lines of what saves, logs and loops
+    python -m tests.shell.killed ROOT SEED saves=COUNT     when a file is put on the disk
 
-Children are forked from one process that has torch loaded. Extra options of the run come as OPTIONS (JSON).
+Children are forked from one process that has torch loaded. Further options of the run: OPTIONS (JSON).
 """
 
 import json
@@ -15,17 +15,18 @@ import shutil
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 
 import torch
 
-from shell import checkpoint, files, finish, jobs, log, loop
+from shell import checkpoint, files, jobs, log, loop
+from shell import finish as ending
 from tests.shell import runs
 
-OURS = {module.__file__ for module in (checkpoint, files, finish, jobs, log, loop)}
+OURS = {module.__file__ for module in (checkpoint, files, ending, jobs, log, loop)}
 STEPS = 8
-OPTIONS = {"max_steps": STEPS, "save_steps": 1, "logging_steps": 3, **json.loads(os.environ.get("OPTIONS", "{}"))}
+OPTIONS = {"max_steps": STEPS, "save_steps": 1, "logging_steps": 3}
+OPTIONS |= json.loads(os.environ.get("OPTIONS", "{}"))
 
 
 def train(folder: pathlib.Path) -> int:
@@ -52,16 +53,23 @@ def status(child: int) -> int:
 
 
 def at_a_moment(folder: pathlib.Path, generator: random.Random) -> int:
-    """Die some time after the first step was logged."""
-    child = fork(lambda: train(folder))
-    file = folder / "metrics.jsonl"
-    while not (file.exists() and file.stat().st_size) and os.waitpid(child, os.WNOHANG) == (0, 0):
-        time.sleep(0.001)
-    timer = threading.Timer(generator.uniform(0, 0.5), os.kill, (child, signal.SIGKILL))
-    timer.start()
-    code = status(child)
-    timer.cancel()
-    return code
+    """Die some time after the first step that is logged."""
+    timer = threading.Timer(generator.uniform(0, 0.5), os.kill, (os.getpid(), signal.SIGKILL))
+    record = log.Journal.log
+
+    def body():
+        timer.args = (os.getpid(), signal.SIGKILL)
+        timer.daemon = True
+
+        def first(*args):
+            log.Journal.log = record
+            timer.start()
+            record(*args)
+
+        log.Journal.log = first
+        return train(folder)
+
+    return status(fork(body))
 
 
 def at_a_line(folder: pathlib.Path, generator: random.Random) -> int:
@@ -76,6 +84,9 @@ def at_a_line(folder: pathlib.Path, generator: random.Random) -> int:
         return local
 
     def body():
+        os.fsync = lambda descriptor: (
+            None
+        )  # what a killed process wrote stays; only a machine that dies needs it
         sys.settrace(lambda frame, event, arg: local if frame.f_code.co_filename in OURS else None)
         return train(folder)
 
@@ -99,29 +110,33 @@ def at_a_save(folder: pathlib.Path, generator: random.Random) -> int:
     return status(fork(body))
 
 
-def main(how: str, root: pathlib.Path, count: int, seed: int) -> None:
-    """Let a run die, and start it again, until it has died often enough; then compare."""
+def main(root: pathlib.Path, seed: int, plan: dict[str, int]) -> None:
+    """Let runs die, and start them again, until they have died often enough; then compare."""
     generator = random.Random(seed)
-    die = {"moments": at_a_moment, "lines": at_a_line, "saves": at_a_save}[how]
+    ways = {"moments": at_a_moment, "lines": at_a_line, "saves": at_a_save}
     assert status(fork(lambda: train(root / "whole"))) == 0
-    deaths = 0
-    while deaths < count:
-        code = die(root / "killed", generator)
-        assert code in (0, -signal.SIGKILL), code
-        deaths += code != 0
-        if code == 0:
-            assert status(fork(lambda: train(root / "killed"))) == 0
-            runs.same(root / "whole", root / "killed", STEPS)
-            shutil.rmtree(root / "killed")
+    for how, count in plan.items():
+        deaths = 0
+        while deaths < count:
+            code = ways[how](root / "killed", generator)
+            assert code in (0, -signal.SIGKILL), code
+            deaths += code != 0
+            if code == 0:
+                finish(root)
+        finish(root)
+        print(f"{how} {deaths}")
+
+
+def finish(root: pathlib.Path) -> None:
+    """Run to the end and compare; then away with it."""
     assert status(fork(lambda: train(root / "killed"))) == 0
     runs.same(root / "whole", root / "killed", STEPS)
     left = {path.name for path in (root / "killed").iterdir()}
     assert left == {path.name for path in (root / "whole").iterdir()}, left
-    print(f"died {deaths} times")
+    shutil.rmtree(root / "killed")
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if sys.argv[1] != "moments":
-        os.fsync = lambda descriptor: None  # what a killed process wrote stays; only a machine that dies needs it
-    main(sys.argv[1], pathlib.Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    counts = dict(word.split("=") for word in sys.argv[3:])
+    main(pathlib.Path(sys.argv[1]), int(sys.argv[2]), {how: int(count) for how, count in counts.items()})

@@ -17,20 +17,21 @@ EVERY = {
     "step_time", "perf/trained_tok_s", "perf/forwarded_tok_s", "batch/packing_ratio", "batch/flop_ratio",
     "batch/row_fill_frac", "batch/row_imbalance", "batch/pad_frac", "peak_memory_gb",
 }  # fmt: skip
+PLAN = {
+    "max_steps": 4, "eval_dataset": "demo", "eval_split": "test[:5]", "save_steps": 2, "price_per_hour": 2
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Four steps over 24 rows, evaluated on 5."""
-    folder = tmp_path_factory.mktemp("run") / "out"
-    return runs.made(
-        folder, max_steps=4, eval_dataset="demo", eval_split="test[:5]", save_steps=2, price_per_hour=2
-    )
+    return runs.made(tmp_path_factory.mktemp("run") / "out", **PLAN)
 
 
 def test_the_output_folder_holds_what_is_promised_and_nothing_half_done(run):
     assert sorted(path.name for path in run.iterdir()) == [
-        ".lock", "checkpoint-2", "checkpoint-4", "config.yaml", "metrics.jsonl", "model", "prepared", "run.json",
+        ".lock", "checkpoint-2", "checkpoint-4", "config.yaml", "metrics.jsonl", "model", "prepared",
+        "run.json",
     ]  # fmt: skip
 
 
@@ -95,7 +96,9 @@ def test_the_model_that_is_saved_is_the_one_that_was_evaluated(run, capsys):
 def test_config_yaml_read_back_gives_the_same_options(run):
     written = config.parse(["sft", "--config", str(run / "config.yaml")])
     asked = config.parse(
-        runs.words(run, max_steps=4, eval_dataset="demo", eval_split="test[:5]", save_steps=2, price_per_hour=2)
+        runs.words(
+            run, max_steps=4, eval_dataset="demo", eval_split="test[:5]", save_steps=2, price_per_hour=2
+        )
     )
     assert written.options == asked.options
 
