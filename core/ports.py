@@ -11,10 +11,11 @@ one may take
 * Forward and backward run inside one swap of the parameters; whatever is recomputed re-enters the swap.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import attrs
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -98,5 +99,76 @@ class Model(Protocol):
 
         Returns:
             The scalar, the metrics, and a gradient for every parameter, zeros where none flowed.
+        """
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class Sampling:
+    """How completions are drawn.
+
+    Attributes:
+        temperature: logits are divided by it; 0 takes the likeliest token.
+        top_k: keep this many of the likeliest tokens; 0: all.
+        top_p: keep the likeliest tokens up to this sum of probabilities.
+        min_p: keep tokens of at least this part of the likeliest one's probability; 0: all.
+        max_tokens: most tokens of a completion.
+        stop_ids: tokens that end a completion; they are part of it.
+        stop_strings: texts that end a completion once its decoded text holds one.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    max_tokens: int = 512
+    stop_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Completion:
+    """What was drawn after a prompt.
+
+    Attributes:
+        tokens: int64 `[drawn]`, the token that ended it included.
+        logprobs: log-probability (nats) of each under the full tempered distribution, float32 `[drawn]`.
+        kept: probability mass that top-k, top-p and min-p kept at each draw, float32 `[drawn]`.
+        ended: a stop token or string came; False: cut off at `max_tokens`.
+    """
+
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    kept: np.ndarray
+    ended: bool
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Something that completes prompts."""
+
+    def generate(
+        self,
+        params: Params,
+        prompts: Sequence[np.ndarray],
+        numbers: Sequence[int],
+        *,
+        num_samples: int,
+        sampling: Sampling,
+        key: int,
+    ) -> list[list[Completion]]:
+        """Draw completions of prompts.
+
+        Args:
+            params: the parameters to draw with.
+            prompts: token ids, int64 `[length]` each.
+            numbers: of the prompts; a draw is named by (key, number, sample, position), so what else is in
+                the call changes none.
+            num_samples: completions of each prompt.
+            sampling: how they are drawn.
+            key: names the draws.
+
+        Returns:
+            `num_samples` completions of each prompt.
         """
         ...

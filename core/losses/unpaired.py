@@ -52,7 +52,9 @@ def kto(
     z = drift.clamp(min=0.0).detach()
     good = desirable_weight * torch.sigmoid(beta * (z - ratios))
     bad = undesirable_weight * torch.sigmoid(beta * (ratios - z))
-    found = {**_watched(scores, batch, beta * ratios, seen), "kl": z}
+    # An empty pack of another rank has a z of 0, which must not count.
+    drifted = metrics.mean(z, batch.samples.mismatched.sum())
+    found = {**_watched(scores, batch, beta * ratios, seen), "kl": drifted}
     return seen * (label * good + (1.0 - label) * bad), found
 
 

@@ -294,3 +294,9 @@ def test_rewards_are_beta_times_log_ratios_and_accuracy_is_strict():
     assert watched["rewards/margins"].tolist() == pytest.approx([1.25, 0.0, -1.0])
     assert watched["rewards/accuracies"].tolist() == [1.0, 0.0, 0.0]
     assert watched["logps/chosen"].tolist() == pytest.approx([1.0, -1.0, -2.0])
+
+
+def test_columns_among_the_needs_are_not_asked_of_the_model():
+    samples = pair_rows.drawn(0)
+    needs = ("reference_logprobs", "entropies", "mismatched")
+    assert pack.build(samples, pack.count(samples), needs=needs).needs == ("entropies",)

@@ -24,8 +24,8 @@ def minus_log_sig(x):
 
 
 def sig(x):
-    """The logistic function, as it is written."""
-    return 1 / (1 + torch.exp(-x))
+    """The logistic function, by its logarithm: written as it stands, exp(-x) overflows."""
+    return torch.exp(-minus_log_sig(x))
 
 
 def logistic(x, e=0.0):
