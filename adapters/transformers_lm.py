@@ -134,6 +134,7 @@ class TransformersLM:
             bias=getattr(output, "bias", None),
             shape=self.shape,
             needs=each.needs,
+            slopes=None if each.slopes is None else each.slopes[route.edges],
         )
 
     def _hidden(self, route: tree_attention.Route, params: ports.Params) -> Float[Tensor, "nodes hidden"]:

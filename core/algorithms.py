@@ -48,6 +48,8 @@ class Algorithm:
         needs: fields of Scores beside `logprobs` that the loss reads, and `reference_logprobs`; what is not
             asked for is not computed.
         watches: fields of Scores that only its metrics read; the loss must accept that they are None.
+        linear: the scalar is a sum of numbers times log-probabilities: its gradient is known before the
+            forward, which saves the head a product.
         couples: the least that must be seen together for the loss to be a sum over it.
         carry: numbers that it remembers between steps.
         next_carry: `(carry, metrics) -> carry` after each step; None: it stays as it is.
@@ -59,16 +61,18 @@ class Algorithm:
     columns: Callable[..., Mapping[str, Tensor]] | None = None
     needs: tuple[str, ...] = ()
     watches: tuple[str, ...] = ()
+    linear: bool = False
     couples: Couples = "token"
     carry: Mapping[str, float] = attrs.field(factory=dict)
     next_carry: Callable[[Mapping[str, float], Mapping[str, float]], Mapping[str, float]] | None = None
 
     def evolve(self, **changes: Any) -> "Algorithm":
-        """Return a variant with some fields changed."""
-        return attrs.evolve(self, **changes)
+        """Return a variant with some fields changed; `linear` must be said anew of another loss or reduction."""
+        known = {} if changes.keys() & {"linear", "loss", "reduce"} == set() else {"linear": False}
+        return attrs.evolve(self, **(known | changes))
 
 
-sft = Algorithm(loss=supervised.nll, watches=("entropies", "top1"))
+sft = Algorithm(loss=supervised.nll, watches=("entropies", "top1"), linear=True)
 """Supervised fine-tuning: the mean negative log-likelihood of the trained tokens."""
 
 dft = sft.evolve(loss=supervised.dft)

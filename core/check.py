@@ -127,6 +127,15 @@ def _couples(algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]) 
     )
 
 
+def _linear(algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]) -> str:
+    """Where `linear` is declared, the gradient at other scores must be the same to the bit."""
+    if not algorithm.linear:
+        return ""
+    _, scores, loss = _table(algorithm, samples)
+    at = [_gradient(loss, scores, {"logprobs": scores.logprobs * factor})[1] for factor in (0.0, 1.0)]
+    return "" if torch.equal(*at) else "linear is declared, but the gradient moves with the scores."
+
+
 def _leaves(algorithm: algorithms.Algorithm, scores: pack.Scores) -> dict[str, Tensor]:
     """Return the fields of the scores that the loss may differentiate."""
     needed = {n: getattr(scores, n) for n in ("logprobs", *algorithm.needs) if hasattr(scores, n)}
@@ -150,6 +159,7 @@ PROPERTIES: Mapping[str, Callable[[algorithms.Algorithm, Sequence[sample.Sample]
     "order-free": _order_free,
     "finite at extremes": _finite,
     "declared coupling": _couples,
+    "declared linearity": _linear,
 }
 
 

@@ -6,6 +6,7 @@ dtype of the model; log-sum-exp, ratios and sums in float32 or better.
 Axes: edges (predictions that are trained), hidden, vocab.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ def score(
     bias: Float[Tensor, " vocab"] | None = None,
     shape: Shape = Shape(),  # noqa: B008
     needs: tuple[str, ...] = (),
+    slopes: Float[Tensor, " edges"] | None = None,
     tile_bytes: int = TILE_BYTES,
 ) -> dict[str, Float[Tensor, " edges"]]:
     """Score each edge's target under the distribution that the head gives.
@@ -55,6 +57,8 @@ def score(
         bias: of the head.
         shape: what is done to the product.
         needs: fields beside `logprobs`, of `FIELDS`.
+        slopes: the gradient by `logprobs` where it is known before: what follows from it is then formed while
+            the logits are there. Should another gradient come, the logits are made again, as without it.
         tile_bytes: most bytes that a tile of logits takes.
 
     Returns:
@@ -63,7 +67,7 @@ def score(
     names = ("logprobs", *(n for n in FIELDS[1:] if n in needs))
     wide = torch.promote_types(hidden.dtype, torch.float32)
     rows = max(1, tile_bytes // (weight.shape[0] * wide.itemsize))
-    outputs = _Score.apply(hidden, weight, bias, targets, shape, names, rows)
+    outputs = _Score.apply(hidden, weight, bias, targets, slopes, shape, names, rows)
     return dict(zip(names, outputs, strict=True))
 
 
@@ -77,19 +81,27 @@ class _Score(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
+        slopes: Tensor | None,
         shape: Shape,
         names: tuple[str, ...],
         rows: int,
     ) -> tuple[Tensor, ...]:
         wide = torch.promote_types(hidden.dtype, torch.float32)
         outputs = {n: torch.empty(len(targets), dtype=wide, device=hidden.device) for n in ("lse", *names)}
+        known = slopes is not None and any(ctx.needs_input_grad[:3])
+        sums = _zeros(hidden, weight, bias, ctx.needs_input_grad) if known else None
         for start in range(0, len(targets), rows):
             tile = slice(start, start + rows)
             z = logits(hidden[tile], weight, bias, shape)
             for name, values in _measure(z, targets[tile], names).items():
                 outputs[name][tile] = values
+            if sums is not None and slopes is not None:
+                bend, given = slope(z, shape), {"logprobs": slopes[tile]}
+                dz = _pull(z, targets[tile], outputs["lse"][tile], given, {})
+                _add(sums, tile, dz, bend, hidden, weight)
         ctx.save_for_backward(hidden, weight, bias, targets, *(outputs[n] for n in ("lse", *names)))
         ctx.plan = (shape, names, rows)
+        ctx.ready = (slopes, sums)
         ctx.set_materialize_grads(False)  # a field that only metrics read costs nothing in backward
         if "top1" in names:
             ctx.mark_non_differentiable(outputs["top1"])
@@ -100,32 +112,58 @@ class _Score(torch.autograd.Function):
         hidden, weight, bias, targets, lse, *values = ctx.saved_tensors
         shape, names, rows = ctx.plan
         grads = {n: g for n, g in zip(names, gradients, strict=True) if g is not None}
+        slopes, sums = ctx.ready
+        if sums is not None and list(grads) == ["logprobs"] and torch.equal(grads["logprobs"], slopes):
+            return (*_narrow(sums, weight, bias), *(None,) * 5)
         grads.setdefault("logprobs", torch.zeros_like(lse))
         known = dict(zip(names, values, strict=True))
-        want_hidden, want_weight, want_bias = ctx.needs_input_grad[:3]
-        d_hidden = torch.empty_like(hidden) if want_hidden else None
-        d_weight = torch.zeros_like(weight, dtype=lse.dtype) if want_weight else None
-        d_bias = torch.zeros_like(bias, dtype=lse.dtype) if want_bias else None
+        sums = _zeros(hidden, weight, bias, ctx.needs_input_grad)
         for start in range(0, len(targets), rows):
             tile = slice(start, start + rows)
             z = logits(hidden[tile], weight, bias, shape)
             bend = slope(z, shape)
             dz = _pull(z, targets[tile], lse[tile], _cut(grads, tile), _cut(known, tile))
-            dz = (dz if bend is None else dz.mul_(bend)).to(hidden.dtype)
-            if d_hidden is not None:
-                torch.mm(dz, weight, out=d_hidden[tile])
-            if d_weight is not None and d_weight.dtype == dz.dtype:
-                d_weight.addmm_(dz.T, hidden[tile])
-            elif d_weight is not None:
-                d_weight += dz.T @ hidden[tile]
-            if d_bias is not None:
-                d_bias += dz.sum(0, dtype=lse.dtype)
-        return (
-            d_hidden,
-            None if d_weight is None else d_weight.to(weight.dtype),
-            None if d_bias is None else d_bias.to(bias.dtype),
-            *(None,) * 4,
-        )
+            _add(sums, tile, dz, bend, hidden, weight)
+        return (*_narrow(sums, weight, bias), *(None,) * 5)
+
+
+Sums = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def _zeros(hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: Sequence[bool]) -> Sums:
+    """Make room for the gradients by hidden states, weight and bias: the sums in float32 or better."""
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    return (
+        torch.empty_like(hidden) if wanted[0] else None,
+        torch.zeros_like(weight, dtype=wide) if wanted[1] else None,
+        torch.zeros_like(bias, dtype=wide) if bias is not None and wanted[2] else None,
+    )
+
+
+def _add(
+    sums: Sums, tile: slice, dz: Tensor, bend: Tensor | float | None, hidden: Tensor, weight: Tensor
+) -> None:
+    """Add what one tile of gradients by logits gives."""
+    by_hidden, by_weight, by_bias = sums
+    dz = (dz if bend is None else dz * bend).to(hidden.dtype)
+    if by_hidden is not None:
+        torch.mm(dz, weight, out=by_hidden[tile])
+    if by_weight is not None and by_weight.dtype == dz.dtype:
+        by_weight.addmm_(dz.T, hidden[tile])
+    elif by_weight is not None:
+        by_weight += dz.T @ hidden[tile]
+    if by_bias is not None:
+        by_bias += dz.sum(0, dtype=by_bias.dtype)
+
+
+def _narrow(sums: Sums, weight: Tensor, bias: Tensor | None) -> Sums:
+    """Return the gradients in the dtypes of what they belong to."""
+    by_hidden, by_weight, by_bias = sums
+    return (
+        by_hidden,
+        None if by_weight is None else by_weight.to(weight.dtype),
+        None if by_bias is None or bias is None else by_bias.to(bias.dtype),
+    )
 
 
 def logits(

@@ -129,6 +129,7 @@ class Pack:
         edge_targets: the node of that token.
         term_edges: the edge of each row; rows that share a token share an edge.
         batch: what the loss sees.
+        slopes: the gradient by each edge's log-probability where the loss is linear in them; None: not known.
         needs: fields of Scores that are asked for beside `logprobs`.
         pieces: contiguous spans of nodes that run through the model one at a time; one span when all fits.
         max_depth: the largest of `depths`.
@@ -143,6 +144,7 @@ class Pack:
     edge_targets: Int[Tensor, " edges"]
     term_edges: Int[Tensor, " terms"]
     batch: Batch
+    slopes: Float[Tensor, " edges"] | None = None
     needs: tuple[str, ...] = record.static(default=())
     pieces: tuple[tuple[int, int], ...] = record.static(default=())
     max_depth: int = record.static(default=0)

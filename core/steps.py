@@ -95,9 +95,9 @@ def loss_and_grad(
     value, gathered, grads = None, {}, {}
     for i, each in enumerate(packs):
         loss = objective(algorithm, each.batch, carry)
-        part, means, grad = model.pull_back(
-            params, each, keys.fold_in(key, "rank", ranks.index, "pack", i), loss
-        )
+        told = _sloped(each, loss) if algorithm.linear else each
+        draws = keys.fold_in(key, "rank", ranks.index, "pack", i)
+        part, means, grad = model.pull_back(params, told, draws, loss)
         value = part if value is None else value + part
         gathered = metrics.merge(gathered, means)
         grads = _add(grads, grad)
@@ -177,6 +177,16 @@ def train_step(
     if algorithm.next_carry is not None:
         new = attrs.evolve(new, carry=algorithm.next_carry(state.carry, metrics.values(means)))
     return new, means
+
+
+def _sloped(each: pack.Pack, loss: ports.Loss) -> pack.Pack:
+    """Write the gradient of a linear loss into a pack: at zero it is what it is anywhere."""
+    dtype = each.batch.totals.terms.dtype
+    edges = torch.zeros(len(each.edge_nodes), dtype=dtype, device=each.tokens.device, requires_grad=True)
+    with torch.enable_grad():
+        value, _ = loss(pack.Scores(logprobs=edges.index_select(0, each.term_edges)))
+        slopes = torch.autograd.grad(value, edges)[0] if len(edges) else edges.detach()
+    return attrs.evolve(each, slopes=slopes)
 
 
 def _add(sums: dict[str, Tensor], more: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -8,7 +8,6 @@ missing.
 import argparse
 import json
 import multiprocessing
-import resource
 
 import numpy as np
 import tokenizers
@@ -72,9 +71,7 @@ def peak(kind: str, name: str) -> int:
 def _peak(kind: str, name: str) -> int:
     side, rows = {"forest": plain_step.Ours, "padded": plain_step.Padded}[kind](), cases()[name]
     side.step(rows[:1])
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    side.step(rows)
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    return timing.peak_bytes(lambda: side.step(rows))
 
 
 def main() -> None:

@@ -32,6 +32,19 @@ def ratio(slow: list[float], fast: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(slow, fast, strict=True))
 
 
+def peak_bytes(work: Callable[[], Any]) -> int:
+    """Return by how much a piece of work raises this process's resident memory at its highest (Linux)."""
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+    before = _resident("VmRSS")
+    work()
+    return max(0, _resident("VmHWM") - before)
+
+
+def _resident(name: str) -> int:
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+
 def machine() -> dict[str, Any]:
     """Describe where this was measured."""
     return {"processor": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}

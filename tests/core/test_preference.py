@@ -300,3 +300,23 @@ def test_columns_among_the_needs_are_not_asked_of_the_model():
     samples = pair_rows.drawn(0)
     needs = ("reference_logprobs", "entropies", "mismatched")
     assert pack.build(samples, pack.count(samples), needs=needs).needs == ("entropies",)
+
+
+@pytest.mark.plain
+@pytest.mark.parametrize("name", [*EVERY, *COMPOSED])
+def test_a_compiled_loss_equals_the_eager_one(name):
+    torch._dynamo.reset()
+    algorithm = {**EVERY, **COMPOSED}[name]
+    squares = torch.tensor([-1.0, -0.5, -2.0, -0.1, -0.3], dtype=torch.float64)
+    scores, batch = pair_rows.by_hand(((0.1, 0.3), (0.2,)), ((-0.5,), (0.4,)), log_sum_squares=squares)
+
+    def loss(logprobs, scores, batch):
+        return algorithm.reduce(algorithm.loss(attrs.evolve(scores, logprobs=logprobs), batch)[0], batch)
+
+    found = []
+    for function in (loss, torch.compile(loss, backend="aot_eager", fullgraph=True)):
+        leaf = scores.logprobs.detach().clone().requires_grad_()
+        value = function(leaf, scores, batch)
+        found.append((value.detach(), *torch.autograd.grad(value, leaf)))
+    for x, y in zip(*found, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-14)

@@ -1,0 +1,297 @@
+"""Rewards of completions: functions found by name, called with what they take, their answers checked.
+
+A function is called once for many completions, with lists of one entry each: `prompts`, `completions`,
+`completion_ids` and every column of the dataset by its name; and with `trainer_state`,
+`log_extra(name, values)` and `log_metric(name, value)`. It takes any of them, or all by `**kwargs`. It
+returns a number for each completion, or None where it abstains. It may be async; those run together.
+
+Completions of prompts that are messages come as messages, `[{"role": "assistant", "content": ...}]`; of
+text, as text.
+"""
+
+import asyncio
+import concurrent.futures
+import difflib
+import importlib
+import inspect
+import math
+import numbers
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from core import metrics
+from shell import mistake, named_rewards
+
+OFFERED = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Reward:
+    """A reward function.
+
+    Attributes:
+        name: how it is called in logs.
+        function: as described above.
+        weight: of its number in the sum.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    weight: float = 1.0
+
+
+@attrs.frozen(kw_only=True)
+class State:
+    """Where the run stands, under the names that people's functions read.
+
+    Attributes:
+        global_step: updates done.
+        max_steps: of the whole run.
+        epoch: passes over the prompts.
+    """
+
+    global_step: int
+    max_steps: int
+    epoch: float = 0.0
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Answers:
+    """Completions to be scored, the groups whole and one after another.
+
+    Attributes:
+        prompts: messages or text, one a completion.
+        completions: messages or text.
+        completion_ids: token ids.
+        columns: the other columns of the rows, one entry a completion.
+    """
+
+    prompts: Sequence[Any]
+    completions: Sequence[Any]
+    completion_ids: Sequence[Sequence[int]]
+    columns: Mapping[str, Sequence[Any]] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Scored:
+    """What the functions said.
+
+    Attributes:
+        parts: of each function, before weights, float64 `[samples, functions]`; NaN where it abstains.
+        extras: columns for the table of completions.
+        means: what functions logged.
+    """
+
+    parts: np.ndarray
+    extras: Mapping[str, Sequence[Any]]
+    means: metrics.Metrics
+
+
+def find(
+    names: Sequence[str | Callable[..., Any]],
+    *,
+    weights: Sequence[float] | None = None,
+    limit: int = 512,
+    known: Mapping[str, Callable[..., Any]] | None = None,
+) -> tuple[Reward, ...]:
+    """Find reward functions.
+
+    Args:
+        names: of `named_rewards`, `module:function`, or functions themselves.
+        weights: one for each; None: 1 each.
+        limit: most tokens of a completion.
+        known: further functions by name: a task's own score.
+
+    Raises:
+        Mistake: one does not exist, cannot be imported, or the weights are another number.
+    """
+    if not names:
+        raise mistake.Mistake(
+            "reward_funcs: nothing came; at least one reward function was wanted, as in "
+            "--reward_funcs exact_answer."
+        )
+    if weights is not None and len(weights) != len(names):
+        raise mistake.Mistake(
+            f"reward_weights: {len(weights)} came for {len(names)} reward_funcs; one for each was wanted."
+        )
+    makers = {**named_rewards.makers(limit), **{n: lambda f=f: f for n, f in (known or {}).items()}}
+    found, taken = [], set[str]()
+    for name, weight in zip(names, weights or [1.0] * len(names), strict=True):
+        function = name if callable(name) else makers[name]() if name in makers else _imported(name, makers)
+        called = _unlike(_called(name), taken)
+        found.append(Reward(name=called, function=function, weight=float(weight)))
+    return tuple(found)
+
+
+def score(rewards: Sequence[Reward], answers: Answers, state: State) -> Scored:
+    """Call every function on all completions.
+
+    Args:
+        rewards: from `find`.
+        answers: what is scored.
+        state: where the run stands.
+
+    Raises:
+        Mistake: a function failed, or returned something else than a number or None for each completion.
+    """
+    extras: dict[str, Sequence[Any]] = {}
+    logged: dict[str, list[float]] = {}
+    offered = {
+        **answers.columns,
+        "prompts": list(answers.prompts),
+        "completions": list(answers.completions),
+        "completion_ids": [list(ids) for ids in answers.completion_ids],
+        "trainer_state": state,
+        "log_extra": lambda name, values: extras.update({str(name): list(values)}),
+        "log_metric": lambda name, value: logged.setdefault(str(name), []).append(float(value)),
+    }
+    returned = _all([_called_with(each, offered) for each in rewards], rewards)
+    count = len(answers.completions)
+    parts = [_checked(values, each.name, count) for values, each in zip(returned, rewards, strict=True)]
+    for name, values in extras.items():
+        if len(values) != count:
+            raise mistake.Mistake(
+                f"log_extra {name}: {len(values)} values came for {count} completions; one for each was "
+                "wanted."
+            )
+    return Scored(
+        parts=np.stack(parts, axis=1),
+        extras=extras,
+        means={name: metrics.Mean(total=sum(all_), weight=len(all_)) for name, all_ in logged.items()},
+    )
+
+
+def _called_with(reward: Reward, offered: Mapping[str, Any]) -> Any:
+    """Call one function with what it takes; of an async one the coroutine is returned."""
+    try:
+        parameters = inspect.signature(reward.function).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature
+        parameters = ()
+    anything = not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters)
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    lacking = [p.name for p in named if p.default is p.empty and p.name not in offered]
+    if lacking:
+        columns = [name for name in offered if name not in OFFERED]
+        near = difflib.get_close_matches(lacking[0], offered, n=1)
+        raise mistake.Mistake(
+            f"reward {reward.name} takes {lacking[0]!r}, which is no column of the dataset "
+            f"({', '.join(columns) or 'there are none beside prompt'})."
+            + (f" Did you mean {near[0]}?" if near else "")
+        )
+    taken = dict(offered) if anything else {p.name: offered[p.name] for p in named if p.name in offered}
+    return _guarded(reward.name, lambda: reward.function(**taken))
+
+
+def _all(returned: Sequence[Any], rewards: Sequence[Reward]) -> list[Any]:
+    """Wait for the coroutines among what was returned, all at once."""
+    waiting = {i: value for i, value in enumerate(returned) if inspect.isawaitable(value)}
+    if not waiting:
+        return list(returned)
+
+    async def gathered() -> list[Any]:
+        return await asyncio.gather(*waiting.values(), return_exceptions=True)
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        done = asyncio.run(gathered())
+    else:  # a notebook has a loop of its own in this thread
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            done = pool.submit(lambda: asyncio.run(gathered())).result()
+    values = list(returned)
+    for i, value in zip(waiting, done, strict=True):
+        if isinstance(value, BaseException):
+            raise _failed(rewards[i].name, value) from value
+        values[i] = value
+    return values
+
+
+def _checked(values: Any, name: str, count: int) -> np.ndarray:
+    """Return a function's numbers, NaN for None."""
+    try:
+        listed = list(values.tolist() if hasattr(values, "tolist") else values)
+    except TypeError:
+        raise mistake.Mistake(
+            f"reward {name} returned {values!r}; a list of {count} numbers was wanted, one a completion."
+        ) from None
+    if len(listed) != count:
+        raise mistake.Mistake(
+            f"reward {name} returned {len(listed)} values for {count} completions; one for each was wanted."
+        )
+    return np.array([_number(value, name, i) for i, value in enumerate(listed)], np.float64)
+
+
+def _number(value: Any, name: str, place: int) -> float:
+    """Read one number."""
+    if value is None:
+        return math.nan
+    value = value.item() if hasattr(value, "item") else value
+    if not isinstance(value, numbers.Real) or math.isinf(value):
+        raise mistake.Mistake(
+            f"reward {name} returned {str(value)[:40]!r} for completion {place}; a finite number was "
+            "wanted, or None to abstain."
+        )
+    return float(value)
+
+
+def _guarded(name: str, call: Callable[[], Any]) -> Any:
+    """Call somebody's function; what it raises is told with its name."""
+    try:
+        return call()
+    except mistake.Mistake:
+        raise
+    except Exception as problem:
+        raise _failed(name, problem) from problem
+
+
+def _failed(name: str, problem: BaseException) -> mistake.Mistake:
+    """Tell that a function failed, and where."""
+    trace, place = problem.__traceback__, ""
+    while trace is not None:
+        place = f" ({os.path.basename(trace.tb_frame.f_code.co_filename)}, line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return mistake.Mistake(f"reward {name} failed: {type(problem).__name__}: {problem}{place}")
+
+
+def _imported(name: str, makers: Mapping[str, Any]) -> Callable[..., Any]:
+    """Import the caller's own function."""
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        near = difflib.get_close_matches(name, makers, n=1)
+        raise mistake.Mistake(
+            f"reward_funcs: {name!r} came; one of {', '.join(sorted(makers))} or module:function was wanted."
+            + (f" Did you mean {near[0]}?" if near else "")
+        )
+    sys.path.insert(0, os.getcwd())  # `python -m` does this; the console command does not
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as problem:  # whatever the caller's module raises
+        raise mistake.Mistake(
+            f"reward_funcs: {name} cannot be imported: {type(problem).__name__}: {problem}"
+        ) from problem
+    finally:
+        sys.path.pop(0)
+    if not callable(found):
+        raise mistake.Mistake(f"reward_funcs: {name} is a {type(found).__name__}; a function was wanted.")
+    return found
+
+
+def _called(name: str | Callable[..., Any]) -> str:
+    """Return how a function is called in logs."""
+    if callable(name):
+        return str(getattr(name, "__name__", type(name).__name__))
+    return name.rpartition(":")[2]
+
+
+def _unlike(name: str, taken: set[str]) -> str:
+    """Return a name that no other function has."""
+    found, number = name, 2
+    while found in taken:
+        found, number = f"{name}_{number}", number + 1
+    taken.add(found)
+    return found
