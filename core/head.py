@@ -99,6 +99,8 @@ class _Score(torch.autograd.Function):
                 bend, given = slope(z, shape), {"logprobs": slopes[tile]}
                 dz = _pull(z, targets[tile], outputs["lse"][tile], given, {})
                 _add(sums, tile, dz, bend, hidden, weight)
+                del dz
+            del z  # before the next tile is made: two at once are the most that is held
         ctx.save_for_backward(hidden, weight, bias, targets, *(outputs[n] for n in ("lse", *names)))
         ctx.plan = (shape, names, rows)
         ctx.ready = (slopes, sums)
@@ -124,6 +126,7 @@ class _Score(torch.autograd.Function):
             bend = slope(z, shape)
             dz = _pull(z, targets[tile], lse[tile], _cut(grads, tile), _cut(known, tile))
             _add(sums, tile, dz, bend, hidden, weight)
+            del z, dz
         return (*_narrow(sums, weight, bias), *(None,) * 5)
 
 

@@ -12,8 +12,6 @@ ALLOWED = {
     ("core/record.py", "record", "writes an attribute"): "gives a class its __init__ before anyone sees it",
     ("core/record.py", "record.build", "writes an attribute"): "fills a record made one line above",
     ("core/head.py", "_pull", "writes to an argument"): "takes over a tile that its callers made for it",
-    ("core/head.py", "_add", "writes to an argument"): "adds to sums that its callers made for it",
-    ("core/head.py", "_add", "method for its effect"): "adds to sums that its callers made for it",
 }
 
 
