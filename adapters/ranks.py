@@ -3,6 +3,7 @@
 `accelerate launch` or `torchrun` starts them; without a launcher a process is alone.
 """
 
+import atexit
 import datetime
 import os
 from typing import Any
@@ -26,20 +27,22 @@ def is_first() -> bool:
 def join(device: ports.Device) -> ports.Ranks:
     """Join the processes that a launcher started; alone when there is no launcher.
 
+    They stay together until they end: a group cannot be made twice over one launcher's store.
+
     Args:
         device: what this run computes on; it decides the backend.
     """
     state = accelerate.PartialState(cpu=device.type == "cpu", timeout=PATIENCE)
     if state.num_processes == 1:
         return ports.ALONE
+    atexit.register(leave)
     return ports.Ranks(index=state.process_index, num=state.num_processes, sum=_sum, merge=_merge)
 
 
 def leave() -> None:
-    """Part from the other processes; a later run in this process joins them anew."""
+    """Part from the other processes."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
-    accelerate.PartialState._reset_state()
 
 
 def wait(ranks: ports.Ranks) -> None:

@@ -19,6 +19,7 @@ class Counts:
         samples: sequences that came out.
         tokens: their tokens.
         trained: their targets.
+        one_ended: used pairs of which the cut took the end of one side alone.
         unclosed: used rows whose last target is no token that a generator stops at.
         tools_unseen: used rows with a `tools` column that the chat template does not print.
     """
@@ -32,6 +33,7 @@ class Counts:
     samples: int = 0
     tokens: int = 0
     trained: int = 0
+    one_ended: int = 0
     unclosed: int = 0
     tools_unseen: int = 0
 
@@ -55,6 +57,11 @@ def notes(counts: Counts) -> tuple[str, ...]:
         lines.append(f"{counts.cut_tokens} tokens cut from {counts.cut_rows} rows longer than max_length")
     if counts.split_rows:
         lines.append(f"{counts.split_rows} rows longer than max_length split into several samples")
+    if counts.one_ended:
+        lines.append(
+            f"{counts.one_ended} of {counts.used} pairs lost the end of one side alone to max_length: whether an "
+            "answer ends tells their sides apart. Raise max_length, or drop them with truncation drop"
+        )
     if counts.unclosed:
         lines.append(
             f"{counts.unclosed} of {counts.used} rows end without a stop token: the model will not learn "

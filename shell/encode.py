@@ -132,7 +132,7 @@ def _exchanges(rows: Sequence[tuple[str, Any]], rules: Rules) -> list[Draft]:
     tokenizer, eos = rules.tokenizer, rules.tokenizer.eos_token_id
     wholes = encode(tokenizer, [row.prompt + row.completion for _, row in rows])
     prompts = encode(tokenizer, [row.prompt for _, row in rows])
-    ends_itself = eos is not None and list(encode(tokenizer, ["a"])[0][-1:]) == [eos]
+    ends_itself = _ends_itself(tokenizer)
     result = []
     for whole, prompt in zip(wholes, prompts, strict=True):
         tokens = _ended(whole, eos)
@@ -140,7 +140,7 @@ def _exchanges(rows: Sequence[tuple[str, Any]], rules: Rules) -> list[Draft]:
         if rules.completion_only_loss is not False:
             # A tokenizer that ends every text by itself ends the prompt too; that end is not in the whole.
             prompt = prompt[:-1] if ends_itself else prompt
-            trained[: _shared(tokens, prompt)] = False
+            trained[: shared(tokens, prompt)] = False
         result.append(Draft(tokens=tokens, trained=trained, closed=eos is not None))
     return result
 
@@ -271,6 +271,24 @@ def encode(tokenizer: transformers.PreTrainedTokenizerBase, texts: Sequence[str]
     return [_once(np.asarray(ids, np.int64), tokenizer.bos_token_id) for ids in encoded]  # pyright: ignore[reportGeneralTypeIssues]
 
 
+def prompt_ids(tokenizer: transformers.PreTrainedTokenizerBase, prompt: str) -> np.ndarray:
+    """Encode a prompt by itself, as generation sees it."""
+    ids = encode(tokenizer, [prompt])[0]
+    return ids[:-1] if _ends_itself(tokenizer) else ids
+
+
+def continuation(tokenizer: transformers.PreTrainedTokenizerBase, text: str) -> np.ndarray:
+    """Encode what follows a prompt, apart from it, and end it in eos."""
+    ids = tokenizer([text], add_special_tokens=False, return_attention_mask=False, verbose=False)
+    return _ended(np.asarray(ids["input_ids"][0], np.int64), tokenizer.eos_token_id)
+
+
+def _ends_itself(tokenizer: transformers.PreTrainedTokenizerBase) -> bool:
+    """Tell whether a tokenizer ends every text in eos."""
+    eos = tokenizer.eos_token_id
+    return eos is not None and list(encode(tokenizer, ["a"])[0][-1:]) == [eos]
+
+
 def _once(ids: np.ndarray, bos: Any) -> np.ndarray:
     """Drop the second of two begin tokens."""
     return ids[1:] if bos is not None and len(ids) > 1 and ids[0] == bos and ids[1] == bos else ids
@@ -281,7 +299,7 @@ def _ended(ids: np.ndarray, eos: Any) -> np.ndarray:
     return ids if eos is None or (len(ids) and ids[-1] == eos) else np.append(ids, np.int64(eos))
 
 
-def _shared(first: np.ndarray, second: np.ndarray) -> int:
+def shared(first: np.ndarray, second: np.ndarray) -> int:
     """Return the length of the longest common prefix."""
     length = min(len(first), len(second))
     differing = np.flatnonzero(first[:length] != second[:length])

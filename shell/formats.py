@@ -113,10 +113,10 @@ def parse(
     if kind == "input_ids":
         return _ids(row, where)
     if kind == "text":
-        return Text(text=_string(row, "text", where))
+        return Text(text=text_of(row, "text", where))
     if kind == "prompt and completion":
         return _prompt_completion(row, where, template)
-    messages = _messages(row, kind, where, template)
+    messages = messages_of(row, kind, where, template)
     for number, message in enumerate(messages):
         says = any(
             message.get(key)
@@ -127,7 +127,7 @@ def parse(
                 f"{where}, column {kind}, message {number}: the assistant's content is empty and it calls "
                 "no tool; fill it or remove the row."
             )
-    return Conversation(messages=messages, tools=_tools(row, where))
+    return Conversation(messages=messages, tools=tools_of(row, where))
 
 
 def _prompt_completion(row: Mapping[str, Any], where: str, template: str) -> Exchange | Conversation:
@@ -136,21 +136,21 @@ def _prompt_completion(row: Mapping[str, Any], where: str, template: str) -> Exc
     if all(texts):
         return Exchange(prompt=row["prompt"], completion=row["completion"])
     if texts[0] and not isinstance(row.get("completion"), list):
-        _string(row, "completion", where)
-    prompt = _messages(row, "prompt", where, template)
-    completion = _messages(row, "completion", where, template)
-    return Conversation(messages=[*prompt, *completion], tools=_tools(row, where), num_prompt=len(prompt))
+        text_of(row, "completion", where)
+    prompt = messages_of(row, "prompt", where, template)
+    completion = messages_of(row, "completion", where, template)
+    return Conversation(messages=[*prompt, *completion], tools=tools_of(row, where), num_prompt=len(prompt))
 
 
-def _string(row: Mapping[str, Any], column: str, where: str) -> str:
-    """Return a column's text."""
+def text_of(row: Mapping[str, Any], column: str, where: str) -> str:
+    """Return a column's text, or refuse what is none."""
     value = row.get(column)
     if not isinstance(value, str):
-        raise mistake.Mistake(f"{where}, column {column}: {_came(value)} came; text is wanted.")
+        raise mistake.Mistake(f"{where}, column {column}: {describe(value)} came; text is wanted.")
     return value
 
 
-def _messages(row: Mapping[str, Any], column: str, where: str, template: str) -> list[dict[str, Any]]:
+def messages_of(row: Mapping[str, Any], column: str, where: str, template: str) -> list[dict[str, Any]]:
     """Return a column's messages in the form role and content."""
     value = row.get(column)
     if isinstance(value, Mapping) and value and all(isinstance(part, list) for part in value.values()):
@@ -158,7 +158,7 @@ def _messages(row: Mapping[str, Any], column: str, where: str, template: str) ->
         value = [dict(zip(value, parts, strict=True)) for parts in zip(*value.values(), strict=True)]
     if not isinstance(value, list):
         raise mistake.Mistake(
-            f"{where}, column {column}: {_came(value)} came; a list of messages is wanted, each with "
+            f"{where}, column {column}: {describe(value)} came; a list of messages is wanted, each with "
             "role and content."
         )
     if not value:
@@ -174,7 +174,7 @@ def _messages(row: Mapping[str, Any], column: str, where: str, template: str) ->
 def _message(message: Any, where: str, template: str) -> dict[str, Any]:
     """Bring one message into the form role and content."""
     if not isinstance(message, Mapping):
-        raise mistake.Mistake(f"{where}: {_came(message)} came; an object with role and content is wanted.")
+        raise mistake.Mistake(f"{where}: {describe(message)} came; an object with role and content is wanted.")
     present = {key: value for key, value in message.items() if value is not None}
     if "role" not in present and "from" in present:
         present = _from_value(present, where)
@@ -191,7 +191,7 @@ def _message(message: Any, where: str, template: str) -> dict[str, Any]:
         )
     if content is not None and not isinstance(content, str | list):
         raise mistake.Mistake(
-            f"{where}: the content is {_came(content)}; text or a list of text parts is wanted."
+            f"{where}: the content is {describe(content)}; text or a list of text parts is wanted."
         )
     for part in content if isinstance(content, list) else ():
         if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
@@ -234,7 +234,7 @@ def _from_value(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     }
 
 
-def _tools(row: Mapping[str, Any], where: str) -> list[Any] | None:
+def tools_of(row: Mapping[str, Any], where: str) -> list[Any] | None:
     """Return a row's tools, given as a list or as JSON text, without the nulls that a table adds."""
     value = row.get("tools")
     if isinstance(value, str):
@@ -246,7 +246,7 @@ def _tools(row: Mapping[str, Any], where: str) -> list[Any] | None:
         return None
     if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
         raise mistake.Mistake(
-            f"{where}, column tools: {_came(value)} came; a list of JSON schemas is wanted."
+            f"{where}, column tools: {describe(value)} came; a list of JSON schemas is wanted."
         )
     return without_nulls(value)
 
@@ -292,13 +292,13 @@ def _integers(row: Mapping[str, Any], column: str, where: str, length: int | Non
     if numbers.size == 0 and numbers.shape == (0,):
         numbers = numbers.astype(np.int64)
     if numbers.ndim != 1 or numbers.dtype.kind not in "iub":
-        raise mistake.Mistake(f"{where}, column {column}: {_came(value)} came; a list of integers is wanted.")
+        raise mistake.Mistake(f"{where}, column {column}: {describe(value)} came; a list of integers is wanted.")
     if length is not None and len(numbers) != length:
         raise mistake.Mistake(f"{where}, column {column}: {len(numbers)} values beside {length} input_ids.")
     return numbers.astype(np.int64)
 
 
-def _came(value: Any) -> str:
+def describe(value: Any) -> str:
     """Describe a value that is of the wrong type."""
     if value is None:
         return "nothing (null or no such column)"

@@ -46,7 +46,6 @@ def train(command: config.Command, algorithm: algorithms.Algorithm | None = None
             display.note(note)
         device = prepare.device(chosen.device, display)
         ranks = processes.join(device)
-        stack.callback(processes.leave)
         folder = _folder(chosen, stack)
         if ranks.index == 0 and not chosen.dry_run:
             stack.enter_context(lock.hold(folder))
@@ -79,7 +78,6 @@ def evaluate(command: config.Command) -> int:
             display.note(note)
         device = prepare.device(chosen.device, display)
         ranks = processes.join(device)
-        stack.callback(processes.leave)
         stack.enter_context(loop.deterministic())
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         ready = prepare.ready(command, folder, device, ranks, display, training=False)

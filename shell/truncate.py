@@ -1,7 +1,7 @@
 """Samples within `max_length`: cut, drop or split what is longer, and count what became of every row."""
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -15,10 +15,17 @@ UNTRAINED = "nothing to train"
 
 @attrs.frozen(kw_only=True, eq=False)
 class Piece:
-    """What makes a sample: ids, int64 `[length]`, and targets, bool `[length]`; the first is never one."""
+    """What makes a sample.
+
+    Attributes:
+        tokens: ids, int64 `[length]`.
+        trained: targets, bool `[length]`; the first is never one.
+        columns: numbers of the sample by name.
+    """
 
     tokens: np.ndarray
     trained: np.ndarray
+    columns: Mapping[str, float] = attrs.field(factory=dict)
 
 
 def fit(

@@ -84,9 +84,7 @@ def at_a_line(folder: pathlib.Path, generator: random.Random) -> int:
         return local
 
     def body():
-        os.fsync = lambda descriptor: (
-            None
-        )  # what a killed process wrote stays; only a machine that dies needs it
+        os.fsync = lambda descriptor: None  # what a killed process wrote stays without it
         sys.settrace(lambda frame, event, arg: local if frame.f_code.co_filename in OURS else None)
         return train(folder)
 

@@ -56,7 +56,10 @@ def start(*command: str, cwd: pathlib.Path | None = None, **variables: str) -> s
 
 def done(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
     """Wait for a process; return its status, standard output and standard error."""
-    out, err = process.communicate(timeout=300)
+    try:
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
     return process.returncode, out, err
 
 

@@ -37,7 +37,7 @@ def together(tmp_path_factory):
     """Each plan, by two ranks that torchrun starts."""
     root = tmp_path_factory.mktemp("together")
     (root / "plan.json").write_text(json.dumps({str(root / name): _options(name) for name in PLANS}))
-    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0")
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
     code, _, err = runs.done(runs.start(*launcher, "-m", "tests.shell.ranked", str(root / "plan.json")))
     assert code == 0, err
     return {name: root / name for name in PLANS}
@@ -93,7 +93,7 @@ def test_a_mistake_on_two_ranks_ends_both(tmp_path):
     (tmp_path / "plan.json").write_text(
         json.dumps({str(tmp_path / "out"): {"dataset": str(file), "dataset_split": "train", "max_steps": 1}})
     )
-    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0")
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
     code, _, err = runs.done(runs.start(*launcher, "-m", "tests.shell.ranked", str(tmp_path / "plan.json")))
     assert code == 1
     assert err.count("error: row 1") in (1, 2)  # the launcher may end the second rank before it speaks
