@@ -137,7 +137,9 @@ class TransformersLM:
             slopes=None if each.slopes is None else each.slopes[route.edges],
         )
 
-    def _hidden(self, route: tree_attention.Route, params: ports.Params) -> Float[Tensor, "nodes hidden"]:
+    def _hidden(
+        self, route: tree_attention.Route | tree_attention.Step, params: ports.Params
+    ) -> Float[Tensor, "nodes hidden"]:
         """Return the last hidden state of every node that runs."""
         if self.max_length and route.max_depth >= self.max_length:
             raise ValueError(

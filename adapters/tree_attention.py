@@ -1,7 +1,7 @@
 """Tree attention as transformers sees it: one entry of its attention interface, one of its mask interface."""
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import attrs
 import torch
@@ -13,6 +13,29 @@ from core.plan import pieces
 
 NAME = "espalier_tree"
 KeysValues: TypeAlias = tuple[Tensor, Tensor]
+
+
+class Step(Protocol):
+    """A forward whose attention is not that of a forest: it comes with its own."""
+
+    tokens: Tensor
+    depths: Tensor
+    max_depth: int
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        window: int,
+        softcap: float,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """Attend in a layer; `[1, heads, queries, width]` in, `[1, queries, heads, width]` out."""
+        ...
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -113,7 +136,7 @@ def attend(
     scaling: float | None = None,
     dropout: float = 0.0,
     *,
-    tree: Route | None = None,
+    tree: Route | Step | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
@@ -126,11 +149,14 @@ def attend(
         )
     if dropout:
         raise ValueError(f"attention dropout is {dropout}; branches would share its mask. Set it to 0.")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if not isinstance(tree, Route):
+        looks = {"window": sliding_window or 0, "softcap": softcap or 0.0, "sinks": s_aux}
+        return tree.attend(_layer(module), query, key, value, scale=scale, **looks), None
     tree.calls += 1
     tree.windows += bool(sliding_window)
     if tree.fresh is not None:
         key, value = _lengthened(tree, module, key, value)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     window = sliding_window if sliding_window and tree.max_depth >= sliding_window else 0
     if tree.kind == "rectangles" and not softcap and s_aux is None and query.shape[-1] == value.shape[-1]:
         out = attention.rectangles(
@@ -147,11 +173,18 @@ def attend(
     return out.transpose(1, 2).contiguous(), None
 
 
+def _layer(module: torch.nn.Module) -> int:
+    """Return which layer an attention belongs to."""
+    layer = getattr(module, "layer_idx", None)
+    if not isinstance(layer, int):
+        raise ValueError("the model's attention has no layer_idx; its keys and values cannot be kept.")
+    return layer
+
+
 def _lengthened(tree: Route, module: torch.nn.Module, key: Tensor, value: Tensor) -> KeysValues:
     """Note a layer's keys and values, and put those of the ancestors before them."""
-    layer = getattr(module, "layer_idx", None)
-    if tree.fresh is None or not isinstance(layer, int):
-        raise ValueError("the model's attention has no layer_idx; a forest over the budget cannot be cut.")
+    layer = _layer(module)
+    assert tree.fresh is not None
     tree.fresh[layer] = (key, value)
     if layer not in tree.past:
         return key, value

@@ -253,6 +253,18 @@ def build(
     )
 
 
+def with_column(each: Pack, name: str, values: Float[Tensor, " terms"]) -> Pack:
+    """Return a pack whose batch has one more column at the rows.
+
+    Args:
+        each: the pack.
+        name: of the column; one that is there is exchanged.
+        values: one a row.
+    """
+    terms = Axis(columns={**each.batch.terms.columns, name: values})
+    return attrs.evolve(each, batch=attrs.evolve(each.batch, terms=terms))
+
+
 def _batch(
     samples: Sequence[sample.Sample],
     counts: Counts,

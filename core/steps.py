@@ -104,6 +104,41 @@ def loss_and_grad(
     return ranks.sum(value), ranks.merge(gathered), ranks.sum(grads)
 
 
+def with_reference(
+    model: ports.Model,
+    algorithm: algorithms.Algorithm,
+    params: ports.Params | None,
+    packs: Sequence[pack.Pack],
+) -> list[pack.Pack]:
+    """Return packs with the column `reference_logprobs`, where the algorithm needs it.
+
+    They come from the same packs by the same functions as the policy's, so a policy that equals its reference
+    has log-ratios of exactly 0. Nothing is drawn.
+
+    Args:
+        model: scores packs.
+        algorithm: what is minimised.
+        params: of the reference, frozen; None where the algorithm needs none.
+        packs: all of this rank's.
+
+    Raises:
+        ValueError: the algorithm needs a reference, and none came.
+    """
+    if "reference_logprobs" not in algorithm.needs:
+        return list(packs)
+    if params is None:
+        raise ValueError(
+            "the algorithm needs reference_logprobs, and no parameters of a reference came; pass those that "
+            "the policy starts from."
+        )
+    plain = (attrs.evolve(each, needs=()) for each in packs)
+    found = [model.predict(params, each, None).logprobs for each in plain]
+    return [
+        pack.with_column(each, "reference_logprobs", values)
+        for each, values in zip(packs, found, strict=True)
+    ]
+
+
 def evaluate(
     model: ports.Model,
     algorithm: algorithms.Algorithm,

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import jsonargparse
 
-from shell import entries, mistake, options, translate
+from shell import entries, loss_checks, mistake, options, translate
 
 Given = Mapping[str, entries.Entry]
 
@@ -99,6 +99,7 @@ def together(algorithm: str, chosen: options.Options, given: Given) -> None:
         _trackers,
     ):
         check(chosen, given)
+    loss_checks.check(algorithm, chosen, given)
     for name, entry in given.items():
         known, value = options.about(name), getattr(chosen, name)
         if not known.built and value != options.default(algorithm, name):

@@ -17,8 +17,10 @@ from adapters import loading, shapes, transformers_lm, tree_attention
 from core import algorithms, head, optimizers, ports, schedules
 from core.plan import cost
 from shell import config as config_
-from shell import mistake, options, tiny
+from shell import methods, mistake, options, tiny
 
+ROWS = ("text", "pairs", "unpaired")
+NEEDS = ("reference_logprobs", "mismatched")
 ATTENTION = {"auto": None, "eager": "mask", "sdpa": "rectangles"}
 
 
@@ -31,7 +33,7 @@ def algorithm(name: str, chosen: options.Options) -> algorithms.Algorithm:
     """
     if ":" in name:
         return checked(_own(name), name)
-    return {"sft": {"nll": algorithms.sft, "dft": algorithms.dft}}[name][str(chosen.loss_type)]
+    return methods.BUILT[name](chosen)
 
 
 def checked(found: algorithms.Algorithm, name: str = "algorithm") -> algorithms.Algorithm:
@@ -44,11 +46,12 @@ def checked(found: algorithms.Algorithm, name: str = "algorithm") -> algorithms.
     Raises:
         mistake.Mistake: names the field and what it may be.
     """
-    unknown = sorted({*found.needs, *found.watches} - {*head.FIELDS})
+    known = (*head.FIELDS[1:], *NEEDS)
+    unknown = sorted({*found.needs, *found.watches} - {"logprobs", *known})
     wanted = {
-        "rows": (found.rows, found.rows != "text", "text"),
+        "rows": (found.rows, found.rows not in ROWS, " or ".join(ROWS)),
         "columns": ("a function", found.columns is not None, "None"),
-        "needs": (", ".join(unknown), bool(unknown), f"of {', '.join(head.FIELDS[1:])}"),
+        "needs": (", ".join(unknown), bool(unknown), f"of {', '.join(known)}"),
     }
     for field, (came, wrong, right) in wanted.items():
         if wrong:

@@ -1,5 +1,6 @@
 """Rows to samples, prepared once: tokenised to disk, mapped into memory, found again by what made them."""
 
+import collections
 import hashlib
 import itertools
 import json
@@ -17,10 +18,10 @@ import transformers
 
 from core.plan import batching, sample
 from shell import chat as chats
-from shell import counts, encode, formats, mistake, sources, truncate
+from shell import counts, encode, formats, mistake, preferences, shares, sides, sources, truncate
 
 # Raised whenever the same rows and options would give other samples or other files.
-FORMAT = 1
+FORMAT = 2
 BATCH = 1000
 
 
@@ -36,20 +37,32 @@ class Part:
 
 @attrs.frozen(kw_only=True)
 class Opened:
-    """A source, the format of its rows, and whether they are conversations and bring tools."""
+    """A source, what its rows are.
+
+    Attributes:
+        source: gives the rows.
+        kind: their format.
+        conversation: whether they are messages.
+        tools: whether they bring tools.
+        rows: what an algorithm trains on them: `text`, `pairs` or `unpaired`.
+    """
 
     source: sources.Source
     kind: str
     conversation: bool
     tools: bool
+    rows: str = "text"
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Prepared:
-    """Samples on disk. A row here is what is trained together: one sample; a piece of a split text is a row.
+    """Samples on disk. A row here is what is trained together: one sample, or both sides of a pair.
+
+    A piece of a split text is a row.
 
     Attributes:
         tokens, trained: the samples one after another, int32 and bool `[tokens]`.
+        columns: numbers of the samples by name, float64 `[samples]` each.
         starts: where each sample begins in them, int64 `[samples + 1]`.
         rows: where each row begins among the samples, int64 `[rows + 1]`.
         parts: which rows came from which source.
@@ -59,6 +72,7 @@ class Prepared:
 
     tokens: np.ndarray
     trained: np.ndarray
+    columns: Mapping[str, np.ndarray]
     starts: np.ndarray
     rows: np.ndarray
     parts: tuple[Part, ...]
@@ -73,20 +87,26 @@ class Prepared:
         """Return the samples of one row; its number is their group and unit."""
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of prepared data that has {len(self)}")
-        bounds = self.starts[self.rows[row] : self.rows[row + 1] + 1].tolist()
+        first, last = int(self.rows[row]), int(self.rows[row + 1])
+        bounds = self.starts[first : last + 1].tolist()
         return [
             sample.Sample(
                 tokens=self.tokens[start:stop].astype(np.int64),
                 trained=np.array(self.trained[start:stop]),
+                columns={name: float(column[number]) for name, column in self.columns.items()},
                 group=int(row),
                 unit=int(row),
             )
-            for start, stop in itertools.pairwise(bounds)
+            for number, (start, stop) in enumerate(itertools.pairwise(bounds), start=first)
         ]
 
 
-def look(found: Sequence[sources.Source]) -> tuple[Opened, ...]:
+def look(found: Sequence[sources.Source], rows: str = "text") -> tuple[Opened, ...]:
     """Read the first row of each source and tell its format: the check that needs no tokenizer.
+
+    Args:
+        found: from `sources.find`.
+        rows: what an algorithm trains on: `text`, `pairs` or `unpaired`.
 
     Raises:
         Mistake: when a source is empty, or its columns fit no format.
@@ -97,14 +117,19 @@ def look(found: Sequence[sources.Source]) -> tuple[Opened, ...]:
         if first is None:
             raise mistake.Mistake(f"dataset: {source.name} has no rows.")
         where, row = first
-        kind = formats.supervised(row.keys(), where=source.name)
-        talks = kind in ("messages", "conversations") or (
-            kind == "prompt and completion"
-            and not all(isinstance(row[name], str) for name in ("prompt", "completion"))
-        )
+        if rows == "text":
+            kind = formats.supervised(row.keys(), where=source.name)
+            talks = kind in ("messages", "conversations") or (
+                kind == "prompt and completion"
+                and not all(isinstance(row[name], str) for name in ("prompt", "completion"))
+            )
+        else:
+            kind = preferences.kind(row.keys(), rows, where=source.name)
+            talks = preferences.is_conversation(row, kind)
+        one = Opened(source=source, kind=kind, conversation=talks, tools="tools" in row, rows=rows)
         if not talks:
-            formats.parse(row, kind, where=where)
-        opened.append(Opened(source=source, kind=kind, conversation=talks, tools="tools" in row))
+            _parse(one, row, where)
+        opened.append(one)
     return tuple(opened)
 
 
@@ -155,9 +180,6 @@ def prepare(
 ) -> Prepared:
     """Tokenise every row to disk, or find that done.
 
-    The files are written aside and renamed when they are whole, so an interrupted preparation leaves nothing
-    that is trusted later.
-
     Args:
         opened: from `look`.
         bound: from `rules`.
@@ -168,6 +190,20 @@ def prepare(
         Mistake: naming the first row that cannot be trained, or when nothing is left to train.
     """
     key = fingerprint(opened, bound)
+    return _open(kept(folder, key, lambda aside: _write(opened, bound, aside, progress)))
+
+
+def kept(folder: pathlib.Path, key: str, write: Callable[[pathlib.Path], None]) -> pathlib.Path:
+    """Return the folder of prepared data, written now unless it is there.
+
+    The files are written aside and renamed when they are whole, so an interrupted preparation leaves nothing
+    that is trusted later.
+
+    Args:
+        folder: where prepared data lie.
+        key: names what is wanted.
+        write: writes files into the folder it is given, `about.json` among them.
+    """
     place = folder / key
     if not (place / "about.json").is_file():
         folder.mkdir(parents=True, exist_ok=True)
@@ -175,11 +211,11 @@ def prepare(
         aside = folder / f"{key}.partial-{socket.gethostname()}-{os.getpid()}"
         aside.mkdir()
         try:
-            _write(opened, bound, aside, progress)
+            write(aside)
             _rename(aside, place)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-    return _open(place)
+    return place
 
 
 def epoch_order(prepared: Prepared, *, seed: int | None, epoch: int) -> np.ndarray:
@@ -198,10 +234,12 @@ def epoch_order(prepared: Prepared, *, seed: int | None, epoch: int) -> np.ndarr
     total = len(prepared)
     if all(part.weight is None for part in prepared.parts):
         return batching.order(total, seed=seed, epoch=epoch)
-    numbers = _shares(prepared.parts, total)
+    numbers = shares.draws(prepared.parts, total)
     drawn = [
         part.start
-        + _walk(part.stop - part.start, epoch * number, number, None if seed is None else seed + index + 1)
+        + shares.walk(
+            part.stop - part.start, epoch * number, number, None if seed is None else seed + index + 1
+        )
         for index, (part, number) in enumerate(zip(prepared.parts, numbers, strict=True))
     ]
     if seed is not None:
@@ -210,14 +248,19 @@ def epoch_order(prepared: Prepared, *, seed: int | None, epoch: int) -> np.ndarr
     return np.concatenate(drawn)[np.argsort(turns, kind="stable")]
 
 
-def fingerprint(opened: Sequence[Opened], bound: encode.Rules) -> str:
-    """Return a name for rows, tokenizer, template, options and the libraries that read them."""
+def fingerprint(opened: Sequence[Opened], bound: Any) -> str:
+    """Return a name for rows, tokenizer, template, options and the libraries that read them.
+
+    Args:
+        opened: from `look`.
+        bound: an attrs record of rules, with `tokenizer` and `chat`.
+    """
     tokenizer = bound.tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", None)
     made_of = {
         "format": FORMAT,
         "versions": [tokenizers.__version__, transformers.__version__],
-        "sources": [[one.source.fingerprint, one.source.weight, one.kind] for one in opened],
+        "sources": [[one.source.fingerprint, one.source.weight, one.kind, one.rows] for one in opened],
         "tokenizer": backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items()),
         "special": {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
         "template": None if bound.chat is None else [bound.chat.template, bound.chat.settings],
@@ -231,24 +274,40 @@ def fingerprint(opened: Sequence[Opened], bound: encode.Rules) -> str:
 def batches(
     rows: Iterator[sources.Located], opened: Opened, bound: encode.Rules
 ) -> Iterator[tuple[list[list[truncate.Piece]], counts.Counts]]:
-    """Yield the samples of rows, many rows at a time since tokenizers are quick on many."""
+    """Yield the samples of each row, many rows at a time since tokenizers are quick on many."""
     template = bound.chat.template if bound.chat is not None else ""
     while chunk := list(itertools.islice(rows, BATCH)):
-        parsed = [
-            (where, formats.parse(row, opened.kind, where=where, template=template)) for where, row in chunk
-        ]
+        parsed = [(where, _parse(opened, row, where, template)) for where, row in chunk]
         _same_kind(parsed, opened)
-        drafts = encode.drafts(parsed, bound)
-        yield truncate.fit(drafts, max_length=bound.max_length, truncation=bound.truncation)
+        if opened.rows == "text":
+            drafts = encode.drafts(parsed, bound)
+            yield truncate.fit(drafts, max_length=bound.max_length, truncation=bound.truncation)
+        else:
+            yield (sides.pairs if opened.rows == "pairs" else sides.labeled)(parsed, bound)
 
 
-def _same_kind(parsed: Sequence[tuple[str, encode.Parsed]], opened: Opened) -> None:
+def together(pieces: Sequence[truncate.Piece], opened: Opened) -> list[list[truncate.Piece]]:
+    """Return what is trained together of the samples of one row: both sides of a pair, else one sample."""
+    if opened.rows == "pairs":
+        return [list(pieces)] if pieces else []
+    return [[piece] for piece in pieces]
+
+
+def _parse(opened: Opened, row: Mapping[str, Any], where: str, template: str = "") -> Any:
+    """Read one row in the format of its source."""
+    read = formats.parse if opened.rows == "text" else preferences.parse
+    return read(row, opened.kind, where=where, template=template)
+
+
+def _same_kind(parsed: Sequence[tuple[str, Any]], opened: Opened) -> None:
     """Refuse text among messages and messages among text: the first row said which."""
     for where, row in parsed:
-        if isinstance(row, formats.Conversation) != opened.conversation:
+        side = getattr(row, "chosen", getattr(row, "side", row))
+        if isinstance(side, formats.Conversation) != opened.conversation:
             came, wanted = ("messages", "text") if not opened.conversation else ("text", "messages")
+            column = "chosen" if opened.rows == "pairs" else "prompt"
             raise mistake.Mistake(
-                f"{where}, column prompt: {came} came; the first row has {wanted}, so {wanted} is wanted."
+                f"{where}, column {column}: {came} came; the first row has {wanted}, so {wanted} is wanted."
             )
 
 
@@ -260,36 +319,46 @@ def _write(
 ) -> None:
     """Write the samples of all sources and, last, what they are."""
     total, parts = counts.Counts(), []
-    lengths: list[np.ndarray] = []
+    lengths: list[int] = []
+    rows = [0]
+    columns: dict[str, list[float]] = collections.defaultdict(list)
     with (folder / "tokens.bin").open("wb") as tokens, (folder / "trained.bin").open("wb") as trained:
         for one in opened:
-            begin = total.samples
+            begin = len(rows) - 1
             for pieces, counted in batches(one.source.read(0), one, bound):
-                lengths.append(_append(itertools.chain.from_iterable(pieces), tokens, trained))
+                for row in itertools.chain.from_iterable(together(part, one) for part in pieces):
+                    lengths += _append(row, tokens, trained, columns)
+                    rows.append(len(lengths))
                 total = counts.merge(total, counted)
                 if progress is not None:
                     progress(total.read)
-            parts.append(
-                Part(name=one.source.name, start=begin, stop=total.samples, weight=one.source.weight)
-            )
-            if total.samples == begin:
+            stop = len(rows) - 1
+            parts.append(Part(name=one.source.name, start=begin, stop=stop, weight=one.source.weight))
+            if stop == begin:
                 reasons = "; ".join(f"{number} rows: {reason}" for reason, number in total.dropped.items())
                 raise mistake.Mistake(f"dataset: {one.source.name} leaves nothing to train ({reasons}).")
-    starts = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
-    np.save(folder / "starts.npy", starts)
-    np.save(folder / "rows.npy", np.arange(len(starts), dtype=np.int64))
-    about = {"counts": attrs.asdict(total), "parts": [attrs.asdict(part) for part in parts]}
+    np.save(folder / "starts.npy", np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+    np.save(folder / "rows.npy", np.asarray(rows, np.int64))
+    for name, column in columns.items():
+        np.save(folder / f"column-{name}.npy", np.asarray(column, np.float64))
+    about = {
+        "counts": attrs.asdict(total),
+        "parts": [attrs.asdict(part) for part in parts],
+        "columns": sorted(columns),
+    }
     (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
 
 
-def _append(pieces: Iterator[truncate.Piece], tokens: BinaryIO, trained: BinaryIO) -> np.ndarray:
-    """Append samples to the files; return their lengths."""
-    lengths = []
+def _append(
+    pieces: Sequence[truncate.Piece], tokens: BinaryIO, trained: BinaryIO, columns: dict[str, list[float]]
+) -> list[int]:
+    """Append samples to the files and their numbers to the columns; return their lengths."""
     for piece in pieces:
         tokens.write(piece.tokens.astype(np.int32).tobytes())
         trained.write(piece.trained.tobytes())
-        lengths.append(len(piece.tokens))
-    return np.asarray(lengths, np.int64)
+        for name, value in piece.columns.items():
+            columns[name].append(value)
+    return [len(piece.tokens) for piece in pieces]
 
 
 def _rename(aside: pathlib.Path, place: pathlib.Path) -> None:
@@ -324,37 +393,11 @@ def _open(place: pathlib.Path) -> Prepared:
         trained=np.memmap(place / "trained.bin", np.bool_, "r"),
         starts=np.load(place / "starts.npy", mmap_mode="r", allow_pickle=False),
         rows=np.load(place / "rows.npy", mmap_mode="r", allow_pickle=False),
+        columns={
+            name: np.load(place / f"column-{name}.npy", mmap_mode="r", allow_pickle=False)
+            for name in about["columns"]
+        },
         parts=tuple(Part(**part) for part in about["parts"]),
         counts=counts.Counts(**about["counts"]),
         fingerprint=place.name,
     )
-
-
-def _shares(parts: Sequence[Part], total: int) -> list[int]:
-    """Divide an epoch's draws by weight, the largest remainders rounded up."""
-    weights = np.array([part.weight for part in parts], np.float64)
-    exact = total * weights / weights.sum()
-    numbers = np.floor(exact).astype(np.int64)
-    up = np.argsort(numbers - exact, kind="stable")[: total - int(numbers.sum())]
-    numbers[up] += 1
-    for part, number in zip(parts, numbers, strict=True):
-        if number == 0:
-            raise mistake.Mistake(
-                f"dataset: the weight {part.weight} of {part.name} gives it none of an epoch's {total} rows."
-            )
-    return numbers.tolist()
-
-
-def _walk(size: int, start: int, number: int, seed: int | None) -> np.ndarray:
-    """Return `number` draws from `start` on of endless passes over `size` rows, each in its own order."""
-    position = np.arange(start, start + number)
-    passes = {
-        turn: batching.order(size, seed=seed, epoch=turn)
-        for turn in range(start // size, (start + number) // size + 1)
-    }
-    turns, places = np.divmod(position, size)
-    drawn = np.empty(number, np.int64)
-    for turn, permutation in passes.items():
-        chosen = turns == turn
-        drawn[chosen] = permutation[places[chosen]]
-    return drawn

@@ -195,12 +195,12 @@ def _conversations(rows: Sequence[tuple[str, Any]], rules: Rules) -> list[Draft]
         if ranges is not None:
             offsets = np.asarray(encoded["offset_mapping"][number], np.int64).reshape(-1, 2)
             trained = _proved(offsets, ranges, text, rows[number][0])
-        once = _once(ids, rules.tokenizer.bos_token_id)
+        short = once(ids, rules.tokenizer.bos_token_id)
         stop = max((end for _, end in ranges), default=0) if ranges is not None else len(text)
         result.append(
             Draft(
-                tokens=once,
-                trained=trained[len(ids) - len(once) :],
+                tokens=short,
+                trained=trained[len(ids) - len(short) :],
                 closed=_closed(chat, text[:stop]),
                 tools_unseen=unseen,
             )
@@ -268,7 +268,7 @@ def _closed(chat: chats.Chat, text: str) -> bool:
 def encode(tokenizer: transformers.PreTrainedTokenizerBase, texts: Sequence[str]) -> list[np.ndarray]:
     """Encode plain texts with what the tokenizer adds to each; a doubled begin token is taken once."""
     encoded = tokenizer(list(texts), return_attention_mask=False, verbose=False)["input_ids"]
-    return [_once(np.asarray(ids, np.int64), tokenizer.bos_token_id) for ids in encoded]  # pyright: ignore[reportGeneralTypeIssues]
+    return [once(np.asarray(ids, np.int64), tokenizer.bos_token_id) for ids in encoded]  # pyright: ignore[reportGeneralTypeIssues]
 
 
 def prompt_ids(tokenizer: transformers.PreTrainedTokenizerBase, prompt: str) -> np.ndarray:
@@ -289,8 +289,8 @@ def _ends_itself(tokenizer: transformers.PreTrainedTokenizerBase) -> bool:
     return eos is not None and list(encode(tokenizer, ["a"])[0][-1:]) == [eos]
 
 
-def _once(ids: np.ndarray, bos: Any) -> np.ndarray:
-    """Drop the second of two begin tokens."""
+def once(ids: np.ndarray, bos: Any) -> np.ndarray:
+    """Drop the second of two begin tokens: one that a template prints and a tokenizer adds again."""
     return ids[1:] if bos is not None and len(ids) > 1 and ids[0] == bos and ids[1] == bos else ids
 
 

@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
 import attrs
@@ -11,13 +11,36 @@ import numpy as np
 import torch
 
 from core import algorithms, pack, ports
-from core.plan import batching, cost, sample
+from core.plan import batching, cost, mismatch, sample
 from shell import counts as counts_
 from shell import data, encode, mistake, stream
 
 Place: TypeAlias = int | tuple[int, ...]
+Arrange: TypeAlias = Callable[[list[sample.Sample]], list[sample.Sample]]
 
 _PLACE = tuple(field.name for field in attrs.fields(stream.Place))
+
+
+def as_they_come(samples: list[sample.Sample]) -> list[sample.Sample]:
+    """Leave the samples of a step as they are."""
+    return samples
+
+
+def with_mismatched(samples: list[sample.Sample], *, max_length: int | None) -> list[sample.Sample]:
+    """Add each prompt of a step once more, with the completion of another row; see `mismatch.rotated`.
+
+    The rest of an epoch may be one row alone: there is no other then, and nothing is added.
+
+    Args:
+        samples: of the whole step.
+        max_length: what is added is cut to so many tokens.
+    """
+    if len(samples) == 1:
+        return [attrs.evolve(s, columns={**s.columns, "mismatched": 0.0}) for s in samples]
+    return [
+        attrs.evolve(s, tokens=s.tokens[:max_length], trained=s.trained[:max_length])
+        for s in mismatch.rotated(samples)
+    ]
 
 
 class Feed(Protocol):
@@ -67,11 +90,13 @@ class Prepared:
         rows: what is trained on.
         batch_size: rows in an optimizer step, over all ranks; the last step of an epoch may have fewer.
         seed: of the order; None: as they come.
+        arrange: what is made of the samples of a step.
     """
 
     rows: data.Prepared
     batch_size: int
     seed: int | None
+    arrange: Arrange = as_they_come
     start: int = 0
 
     @property
@@ -96,7 +121,7 @@ class Prepared:
         stop = min(start + self.batch_size, len(self.rows))
         order = _order(self.rows, self.seed, epoch)
         samples = [s for row in order[start:stop].tolist() for s in self.rows.samples(row)]
-        return samples, place + stop - start
+        return self.arrange(samples), place + stop - start
 
     def epoch(self, place: Place) -> float:
         """Return the passes made at a place."""
@@ -108,7 +133,7 @@ class Streamed:
     """Rows that are read while training. A place is the fields of `stream.Place`.
 
     Attributes:
-        batch_size: samples in an optimizer step; the last step of a pass may have fewer.
+        batch_size: rows (what is trained together) in an optimizer step; the last step of a pass may have fewer.
         counts: what became of the rows read so far; a run that goes on sets it to what it was.
     """
 
@@ -124,6 +149,7 @@ class Streamed:
         batch_size: int,
         seed: int | None,
         vocab: int | None = None,
+        arrange: Arrange = as_they_come,
     ) -> None:
         """Read nothing yet.
 
@@ -133,8 +159,9 @@ class Streamed:
             batch_size: samples in an optimizer step; the last step of a pass may have fewer.
             seed: of the shuffling; None: as they come.
             vocab: rows of the model's embedding; None: tokens are not checked against it.
+            arrange: what is made of the samples of a step.
         """
-        self._vocab = vocab
+        self._vocab, self._arrange = vocab, arrange
         self.batch_size, self.counts = batch_size, counts_.Counts()
         self._draw = functools.partial(stream.draw, opened, bound, seed=seed)
         self._at: Place | None = None
@@ -158,7 +185,7 @@ class Streamed:
         samples = [s for drawn in taken for s in drawn.samples]
         if self._vocab is not None:
             check_vocabulary(np.concatenate([s.tokens for s in samples]), self._vocab)
-        return samples, self._at
+        return self._arrange(samples), self._at
 
     def epoch(self, place: Place) -> float:
         """Return the passes completed at a place."""
@@ -232,7 +259,8 @@ def check_vocabulary(tokens: np.ndarray, vocab: int) -> None:
 @functools.lru_cache(maxsize=1)
 def _digest(rows: data.Prepared) -> str:
     made = hashlib.blake2b(digest_size=16)
-    for values in (rows.tokens, rows.trained, rows.starts, rows.rows):
+    columns = (rows.columns[name] for name in sorted(rows.columns))
+    for values in (rows.tokens, rows.trained, rows.starts, rows.rows, *columns):
         made.update(np.ascontiguousarray(values).data)
     return made.hexdigest()
 

@@ -174,7 +174,9 @@ def messages_of(row: Mapping[str, Any], column: str, where: str, template: str) 
 def _message(message: Any, where: str, template: str) -> dict[str, Any]:
     """Bring one message into the form role and content."""
     if not isinstance(message, Mapping):
-        raise mistake.Mistake(f"{where}: {describe(message)} came; an object with role and content is wanted.")
+        raise mistake.Mistake(
+            f"{where}: {describe(message)} came; an object with role and content is wanted."
+        )
     present = {key: value for key, value in message.items() if value is not None}
     if "role" not in present and "from" in present:
         present = _from_value(present, where)
@@ -292,7 +294,9 @@ def _integers(row: Mapping[str, Any], column: str, where: str, length: int | Non
     if numbers.size == 0 and numbers.shape == (0,):
         numbers = numbers.astype(np.int64)
     if numbers.ndim != 1 or numbers.dtype.kind not in "iub":
-        raise mistake.Mistake(f"{where}, column {column}: {describe(value)} came; a list of integers is wanted.")
+        raise mistake.Mistake(
+            f"{where}, column {column}: {describe(value)} came; a list of integers is wanted."
+        )
     if length is not None and len(numbers) != length:
         raise mistake.Mistake(f"{where}, column {column}: {len(numbers)} values beside {length} input_ids.")
     return numbers.astype(np.int64)

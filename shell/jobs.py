@@ -25,6 +25,7 @@ from shell import (
     plan,
     prepare,
     progress,
+    references,
     resume,
     signals,
     trackers,
@@ -116,6 +117,7 @@ def _run(
     if saved is None:
         run = loop.Run(state=state)
     else:
+        references.check(job.reference, saved, chosen)
         run = loop.restore(job, state, saved, gauge)
         display.note(f"going on from {folder}/checkpoint-{saved.step}")
     journal = _journal(job, None if saved is None else saved.step, display)
@@ -141,13 +143,15 @@ def _loaded(ready: prepare.Ready, *, fresh: bool) -> tuple[loop.Job, steps.Train
     """Load the model and make the state before the first step."""
     chosen = ready.command.options
     model, params = choose.model(chosen, ready.device)
-    if chosen.init_from is not None and fresh:
+    referred = "reference_logprobs" in ready.algorithm.needs
+    if chosen.init_from is not None and (fresh or referred):
         params = resume.weights(chosen, params)
     optimizer = choose.optimizer(chosen, ready.num_steps)
     state = steps.init(params, optimizer, ready.algorithm, key=keys.key(chosen.seed), place=ready.rows.start)
     job = loop.Job(
         command=ready.command, algorithm=ready.algorithm, optimizer=optimizer, model=model, rows=ready.rows,
         held_out=ready.held_out, num_steps=ready.num_steps, packing=ready.packing, ranks=ready.ranks,
+        arrange=ready.arrange, reference=references.frozen(params) if referred else None,
     )  # fmt: skip
     return job, state
 

@@ -24,6 +24,7 @@ from shell import (
     meter,
     mistake,
     options,
+    references,
     states,
 )
 
@@ -36,6 +37,8 @@ class Job:
         command: what was asked for.
         algorithm, optimizer, model: what is trained and how.
         rows: what it is trained on; `held_out`: what it is evaluated on, if anything.
+        arrange: what is made of the samples of a step.
+        reference: the frozen parameters that the algorithm compares with; None where it needs none.
         num_steps: optimizer steps of the whole run.
         packing: how packs are made, the arguments of `feed.packs`.
         ranks: who shares the steps.
@@ -50,6 +53,13 @@ class Job:
     num_steps: int
     packing: Mapping[str, Any]
     ranks: ports.Ranks
+    arrange: feed.Arrange = feed.as_they_come
+    reference: references.Reference | None = None
+
+    @property
+    def frozen(self) -> ports.Params | None:
+        """Return the parameters of the reference, if there is one."""
+        return None if self.reference is None else self.reference.params
 
     @property
     def chosen(self) -> options.Options:
@@ -105,6 +115,7 @@ def train(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter, stopped:
             packs = feed.packs(
                 samples, job.algorithm, needs=(*job.algorithm.needs, *watched), ranks=job.ranks, **job.packing
             )
+            packs = steps.with_reference(job.model, job.algorithm, job.frozen, packs)
             timed.planned(samples, packs, job.packing["shape"], job.packing["budget"])
             rate = job.optimizer.rate(run.state.step)
             state, means = steps.train_step(
@@ -149,6 +160,7 @@ def save(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter) -> None:
                 "scores": {str(step): score for step, score in run.scores.items()},
                 "rows": {"digest": job.rows.digest, "counts": attrs.asdict(job.rows.counts)},
                 "measured": measured,
+                "reference": None if job.reference is None else job.reference.fingerprint,
             }
             checkpoint.save(job.folder, run.state.step, tensors, values, note=journal.display.note)
             checkpoint.prune(job.folder, chosen.save_total_limit, newest=run.state.step, best=_best(job, run))
@@ -194,6 +206,7 @@ def _measured(job: Job, run: Run, gauge: meter.Meter, most: int | None = None) -
         return measure.measure(
             job.model, job.algorithm, run.state.params, job.held_out, carry=run.state.carry,
             packing=job.packing, batch_size=job.rows.batch_size, ranks=job.ranks, most=most,
+            reference=job.frozen, arrange=job.arrange,
         )  # fmt: skip
 
 

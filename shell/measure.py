@@ -1,11 +1,13 @@
 """Evaluation, in training and on its own: the same packs, loss and reduction as a step, without gradients.
 
 The totals are those of the whole dataset, so the batch size and the number of ranks change nothing but
-rounding.
+rounding. What couples a whole step (KTO's common zero) is taken over `batch_size` rows, as in a step.
 """
 
 from collections.abc import Mapping
 from typing import Any
+
+import attrs
 
 from core import algorithms, metrics, pack, ports, steps
 from shell import data, feed
@@ -22,6 +24,8 @@ def measure(
     carry: Mapping[str, float] | None = None,
     ranks: ports.Ranks = ports.ALONE,
     most: int | None = None,
+    reference: ports.Params | None = None,
+    arrange: feed.Arrange = feed.as_they_come,
 ) -> dict[str, float]:
     """Return the loss and the metrics over all rows, under `eval_...`; nothing is drawn, so dropout is off.
 
@@ -33,6 +37,8 @@ def measure(
         carry: what the algorithm remembers.
         ranks: who shares the work; all return the same.
         most: rows to look at, the first ones; None: all.
+        reference: parameters of the reference, where the algorithm needs one.
+        arrange: as of `feed.Prepared`.
     """
     num = len(rows) if most is None else min(most, len(rows))
     counts = pack.count([s for row in range(num) for s in rows.samples(row)])
@@ -42,8 +48,12 @@ def measure(
         samples = [s for row in range(place, stop) for s in rows.samples(row)]
         place = stop
         tokens += sum(len(s.tokens) for s in samples)
+        samples = arrange(samples)
+        # Mismatched samples are of these rows alone, as in a step.
+        counts = attrs.evolve(counts, mismatched=pack.count(samples).mismatched)
         needs = (*algorithm.needs, *algorithm.watches)
         packs = feed.packs(samples, algorithm, needs=needs, counts=counts, ranks=ranks, **packing)
+        packs = steps.with_reference(model, algorithm, reference, packs)
         part, found = steps.evaluate(model, algorithm, params, packs, carry=carry, ranks=ranks)
         value += float(part)
         means = metrics.merge(means, metrics.host(found))

@@ -12,8 +12,8 @@ import attrs
 # True: the algorithm runs. A known name that is not built yet is refused as such, not as a misspelling.
 ALGORITHMS = {
     "sft": True,
-    "dpo": False,
-    "kto": False,
+    "dpo": True,
+    "kto": True,
     "reward": False,
     "grpo": False,
     "rloo": False,
@@ -238,24 +238,25 @@ class Options:
     assistant_only_loss: bool | None = _loss(
         None, "train the assistant's turns alone", only={"sft": False, OWN: False}
     )
-    loss_weights: tuple[float, ...] | None = _later("one for each loss_type", only={"dpo": None})
-    beta: float | None = _later(
+    loss_weights: tuple[float, ...] | None = _loss(None, "one for each loss_type", only={"dpo": None})
+    beta: float | None = _loss(
+        None,
         "how much leaving the reference costs; distill: 0 forward, 1 reverse",
         only={"dpo": 0.1, "kto": 0.1, "grpo": 0.0, "rloo": 0.05, "distill": 1.0},
         low=0,
     )
-    label_smoothing: float | None = _later("how often labels are wrong", only={"dpo": 0.0}, low=0, high=0.5)
-    discopop_tau: float | None = _later("temperature of discopop", only={"dpo": 0.05}, above=0)
-    ld_alpha: float | None = _later(
-        "weight of the longer answer's surplus", only={"dpo": None}, low=0, high=1
+    label_smoothing: float | None = _loss(None, "how often labels are wrong", only={"dpo": 0.0}, low=0, high=0.5)
+    discopop_tau: float | None = _loss(None, "temperature of discopop", only={"dpo": 0.05}, above=0)
+    ld_alpha: float | None = _loss(
+        None, "weight of the longer answer's surplus", only={"dpo": None}, low=0, high=1
     )
     f_divergence_type: Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"] | None = (
-        _later("the divergence from the reference", only={"dpo": "reverse_kl"})
+        _loss(None, "the divergence from the reference", only={"dpo": "reverse_kl"})
     )
-    f_alpha_divergence_coef: float | None = _later("exponent of alpha_divergence", only={"dpo": 0.5})
-    use_weighting: bool | None = _later("weigh pairs by their likelihood", only={"dpo": False})
-    desirable_weight: float | None = _later("weight of good answers", only={"kto": 1.0}, low=0)
-    undesirable_weight: float | None = _later("weight of bad answers", only={"kto": 1.0}, low=0)
+    f_alpha_divergence_coef: float | None = _loss(None, "exponent of alpha_divergence", only={"dpo": 0.5})
+    use_weighting: bool | None = _loss(None, "weigh pairs by their likelihood", only={"dpo": False})
+    desirable_weight: float | None = _loss(None, "weight of good answers", only={"kto": 1.0}, low=0)
+    undesirable_weight: float | None = _loss(None, "weight of bad answers", only={"kto": 1.0}, low=0)
     center_rewards_coefficient: float | None = _later(
         "pulls the mean reward to 0", only={"reward": None}, low=0
     )

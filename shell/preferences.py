@@ -72,7 +72,8 @@ def kind(columns: Collection[str], rows: str, *, where: str) -> str:
 
 def is_conversation(row: Mapping[str, Any], name: str) -> bool:
     """Say whether a row of a format holds messages."""
-    return name == LABELED_MESSAGES or not isinstance(row[name.split(" and ")[0].split(", ")[-1]], str)
+    texts = {LABELED: ("prompt", "completion"), LABELED_MESSAGES: ()}.get(name, ("chosen",))
+    return not texts or not all(isinstance(row[column], str) for column in texts)
 
 
 def parse(row: Mapping[str, Any], name: str, *, where: str, template: str = "") -> Pair | Labeled:
@@ -129,9 +130,10 @@ def _conversations(row: Mapping[str, Any], name: str, where: str, template: str)
         prompt = formats.messages_of(row, "prompt", where, template)
     if not all(side[: len(prompt)] == prompt for side in both):
         both = [[*prompt, *side] for side in both]
-    start = max(_common(*both), len(prompt))
-    start = min(start, *(len(side) - 1 for side in both))
-    if isinstance(row.get("prompt"), str) and row["prompt"] not in [m.get("content") for m in both[0][:start]]:
+    start = len(prompt) or min(_common(*both), *(len(side) - 1 for side in both))
+    if isinstance(row.get("prompt"), str) and row["prompt"] not in [
+        m.get("content") for m in both[0][:start]
+    ]:
         raise mistake.Mistake(
             f"{where}, column prompt: text came beside chosen and rejected of messages that do not begin with "
             "it; a list of messages is wanted."
@@ -139,7 +141,7 @@ def _conversations(row: Mapping[str, Any], name: str, where: str, template: str)
     tools = formats.tools_of(row, where)
     sides: list[Side] = []
     for column, messages in zip(("chosen", "rejected"), both, strict=True):
-        first = messages[start]["role"]
+        first = messages[start]["role"] if start < len(messages) else "none"
         if first != "assistant":
             raise mistake.Mistake(
                 f"{where}, column {column}: it parts from the other side with a message of the role {first}; "

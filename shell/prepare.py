@@ -4,6 +4,7 @@ Datasets are checked before the model's folder, that before tokenizer, template 
 model is loaded; the first failure is told.
 """
 
+import functools
 import math
 import os
 import pathlib
@@ -31,7 +32,7 @@ class Ready:
 
     Attributes:
         command: what was asked for.
-        algorithm, tokenizer, rows, held_out: as in `loop.Job`.
+        algorithm, tokenizer, rows, held_out, arrange: as in `loop.Job`.
         preview: a feed of the same samples to plan with, so that no row is counted twice.
         shape: of the model.
         packing: how packs are made.
@@ -45,6 +46,7 @@ class Ready:
     rows: feed.Feed
     preview: feed.Feed
     held_out: data.Prepared | None
+    arrange: feed.Arrange
     shape: cost.ModelShape
     packing: Mapping[str, Any]
     device: ports.Device
@@ -76,21 +78,24 @@ def ready(
     """
     chosen = command.options
     _quiet()
-    opened = _opened(chosen.dataset, chosen, chosen.dataset_split)
-    opened_eval = _opened(chosen.eval_dataset, chosen, chosen.eval_split or "train") if training else ()
     algorithm = choose.checked(algorithm) if algorithm else choose.algorithm(command.algorithm, chosen)
+    opened = _opened(chosen.dataset, chosen, chosen.dataset_split, algorithm.rows)
+    held = chosen.eval_dataset if training else None
+    opened_eval = _opened(held, chosen, chosen.eval_split or "train", algorithm.rows)
     dtype = choose.dtype(chosen, device, training=training)
     described = choose.config(chosen)
     choose.check_dropout(chosen, described)
     shape = choose.shape(chosen, described, dtype)
-    if fresh:
+    referred = "reference_logprobs" in algorithm.needs
+    if fresh or referred:
         resume.check_source(chosen)
     tokenizer = choose.tokenizer(chosen)
     limit = choose.max_length(command, described, display.note)
-    budget = chosen.token_budget or _budget(shape, chosen, device)
+    budget = chosen.token_budget or _budget(shape, chosen, device, referred=referred)
     bound = _rules(opened, chosen, tokenizer, limit)
     bound_eval = _rules(opened_eval, chosen, tokenizer, limit) if opened_eval else None
-    feeding, preview = _feeds(opened, bound, chosen, folder, ranks, display, shape.vocab)
+    arrange = _arrangement(algorithm, limit)
+    feeding, preview = _feeds(opened, bound, chosen, folder, ranks, display, shape.vocab, arrange)
     held_out = None
     if bound_eval is not None:
         held_out = _prepared(opened_eval, bound_eval, folder, ranks, display, shape.vocab)
@@ -106,7 +111,8 @@ def ready(
     num_steps = chosen.max_steps or math.ceil(chosen.num_train_epochs * (feeding.steps_per_epoch or 0))
     return Ready(
         command=command, algorithm=algorithm, tokenizer=tokenizer, rows=feeding, preview=preview,
-        held_out=held_out, shape=shape, packing=packing, device=device, ranks=ranks, num_steps=num_steps,
+        held_out=held_out, arrange=arrange, shape=shape, packing=packing, device=device, ranks=ranks,
+        num_steps=num_steps,
     )  # fmt: skip
 
 
@@ -131,12 +137,19 @@ def _quiet() -> None:
     hub.enable_progress_bars()
 
 
-def _opened(rows: Any, chosen: config.Options, split: str) -> tuple[data.Opened, ...]:
+def _arrangement(algorithm: algorithms.Algorithm, limit: int | None) -> feed.Arrange:
+    """Return what is made of the samples of a step before they are packed."""
+    if "mismatched" in algorithm.needs:
+        return functools.partial(feed.with_mismatched, max_length=limit)
+    return feed.as_they_come
+
+
+def _opened(rows: Any, chosen: config.Options, split: str, kind: str) -> tuple[data.Opened, ...]:
     """Open what `dataset` or `eval_dataset` names and look at its columns."""
     if rows is None:
         return ()
     found = sources.find(rows, config=chosen.dataset_config, split=split, streaming=chosen.streaming)
-    return data.look(found)
+    return data.look(found, kind)
 
 
 def _rules(
@@ -163,12 +176,13 @@ def _feeds(
     ranks: ports.Ranks,
     display: progress.Display,
     vocab: int,
+    arrange: feed.Arrange,
 ) -> tuple[feed.Feed, feed.Feed]:
     """Return the feed that is trained on, and one of the same samples to plan with."""
     batch_size, seed = chosen.batch_size, choose.data_seed(chosen)
     if not chosen.streaming:
         rows = _prepared(opened, bound, folder, ranks, display, vocab)
-        feeding = feed.Prepared(rows=rows, batch_size=batch_size, seed=seed)
+        feeding = feed.Prepared(rows=rows, batch_size=batch_size, seed=seed, arrange=arrange)
         return feeding, feeding
     for name in ("save_strategy", "eval_strategy"):
         if getattr(chosen, name) == "epoch":
@@ -176,7 +190,8 @@ def _feeds(
                 f"{name} is epoch, and a stream does not tell when one ends: only after the last step"
             )
     first, second = (
-        feed.Streamed(opened, bound, batch_size=batch_size, seed=seed, vocab=vocab) for _ in range(2)
+        feed.Streamed(opened, bound, batch_size=batch_size, seed=seed, vocab=vocab, arrange=arrange)
+        for _ in range(2)
     )
     return first, second
 
@@ -206,17 +221,21 @@ def _prepared(
     return made
 
 
-def _budget(shape: cost.ModelShape, chosen: config.Options, device: ports.Device) -> int:
-    """Return the unique tokens of a forward that fit the device, by the estimate."""
+def _budget(
+    shape: cost.ModelShape, chosen: config.Options, device: ports.Device, *, referred: bool
+) -> int:
+    """Return the unique tokens of a forward that fit the device, by the estimate, beside a reference."""
     memory = device.memory()
     if memory is None:
         return FALLBACK_BUDGET
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if device.type == "cpu" else 1
+    frozen = shape.parameters * shape.element_bytes if referred else 0
     fits = cost.token_budget(
-        shape, memory // local, checkpointing=chosen.gradient_checkpointing, reserve=RESERVE
+        shape, memory // local - frozen, checkpointing=chosen.gradient_checkpointing, reserve=RESERVE
     )
     if not fits:
-        need = cost.peak_bytes(shape, 1, checkpointing=chosen.gradient_checkpointing) / 2**30
+        peak = cost.peak_bytes(shape, 1, checkpointing=chosen.gradient_checkpointing)
+        need = (peak + frozen) / 2**30
         raise mistake.Mistake(
             f"model {chosen.model} needs {need:.1f} GiB to train; {device.name} has {memory / 2**30:.1f} "
             "GiB. Take a smaller model, or say how many tokens to try with --token_budget"

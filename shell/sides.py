@@ -27,9 +27,7 @@ class Aligned:
     start: int
 
 
-def labeled(
-    rows: Sequence[Located], rules: encode.Rules
-) -> tuple[list[list[truncate.Piece]], counts.Counts]:
+def labeled(rows: Sequence[Located], rules: encode.Rules) -> tuple[list[list[truncate.Piece]], counts.Counts]:
     """Return the sample of each labeled answer, with its column `label`, and the counts.
 
     Args:
@@ -59,24 +57,27 @@ def pairs(rows: Sequence[Located], rules: encode.Rules) -> tuple[list[list[trunc
     dropped: collections.Counter[str] = collections.Counter()
     result: list[list[truncate.Piece]] = []
     for (_, row), chosen, rejected in zip(both, drafts[::2], drafts[1::2], strict=True):
-        pieces: list[truncate.Piece] = []
         aligned = _aligned(row, chosen, rejected, rules)
-        whole = all(side.trained[1:].any() for side in aligned.sides)
-        spans = _spans(aligned, rules) if whole else []
-        if spans:
-            pieces = [
-                _piece(side, span, row.margin) for side, span in zip(aligned.sides, spans, strict=True)
-            ]
-        if not all(piece.trained.any() for piece in pieces):
-            pieces, reason = [], CUT_AWAY
-        else:
-            reason = NO_ANSWER if not whole else truncate.TOO_LONG
-        result.append(pieces)
-        if pieces:
-            _count(tally, aligned, pieces, spans)
-        else:
+        spans = _spans(aligned, rules)
+        pieces = [
+            _piece(side, span, row.margin) for side, span in zip(aligned.sides, spans, strict=bool(spans))
+        ]
+        reason = _why_not(aligned, pieces)
+        if reason:
             dropped[reason] += 1
+        else:
+            _count(tally, aligned, pieces, spans)
+        result.append([] if reason else pieces)
     return result, counts.Counts(**tally, dropped=dict(dropped))
+
+
+def _why_not(aligned: Aligned, pieces: Sequence[truncate.Piece]) -> str:
+    """Say why a pair is dropped, nothing where it is not."""
+    if not all(side.trained[1:].any() for side in aligned.sides):
+        return NO_ANSWER
+    if not pieces:
+        return truncate.TOO_LONG
+    return "" if all(piece.trained.any() for piece in pieces) else CUT_AWAY
 
 
 def _drafts(rows: Sequence[tuple[str, preferences.Side]], rules: encode.Rules) -> list[encode.Draft]:
@@ -115,9 +116,15 @@ def _aligned(
     if isinstance(row.chosen, formats.Text):
         start = min(common, len(chosen.tokens) - 1, len(rejected.tokens) - 1)
         return Aligned(sides=(_from(chosen, start, cut=True), _from(rejected, start, cut=True)), start=start)
-    first = [int(side.trained.argmax()) if side.trained.any() else len(side.tokens) for side in (chosen, rejected)]
+    first = [
+        int(side.trained.argmax()) if side.trained.any() else len(side.tokens) for side in (chosen, rejected)
+    ]
     start = min(*first, common)
-    if isinstance(row.chosen, formats.Exchange) and row.chosen.prompt and (start == 0 or first[0] != first[1]):
+    if (
+        isinstance(row.chosen, formats.Exchange)
+        and row.chosen.prompt
+        and (start == 0 or first[0] != first[1])
+    ):
         return _apart(row, rules)
     return Aligned(sides=(_from(chosen, start), _from(rejected, start)), start=start)
 
@@ -142,7 +149,9 @@ def _apart(row: preferences.Pair, rules: encode.Rules) -> Aligned:
         answer = encode.continuation(rules.tokenizer, text)
         tokens = np.concatenate([prompt, answer])
         closed = rules.tokenizer.eos_token_id is not None
-        sides.append(encode.Draft(tokens=tokens, trained=np.arange(len(tokens)) >= len(prompt), closed=closed))
+        sides.append(
+            encode.Draft(tokens=tokens, trained=np.arange(len(tokens)) >= len(prompt), closed=closed)
+        )
     return Aligned(sides=(sides[0], sides[1]), start=len(prompt))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from shell import demo, mistake
+from shell import demo, mistake, tasks
 
 Row = Mapping[str, Any]
 Located = tuple[str, Row]
@@ -50,6 +50,7 @@ def find(
     config: str | None = None,
     split: str | None = None,
     streaming: bool = False,
+    task_options: Mapping[str, Any] | None = None,
 ) -> tuple[Source, ...]:
     """Find everything that a `dataset` option names. Nothing is read but what a fingerprint needs.
 
@@ -60,6 +61,7 @@ def find(
         config: the hub dataset's configuration.
         split: default `train`; `train[:100]` takes the first rows.
         streaming: read the hub row by row instead of downloading first.
+        task_options: of the tasks among them: size, seed, and what a task takes.
 
     Raises:
         Mistake: when something is not there, or the list is not as described.
@@ -75,7 +77,8 @@ def find(
         )
     return tuple(
         attrs.evolve(
-            _source(entry["path"], entry["config"], entry["split"], streaming), weight=entry["weight"]
+            _source(entry["path"], entry["config"], entry["split"], streaming, task_options),
+            weight=entry["weight"],
         )
         for entry in wanted
     )
@@ -103,23 +106,18 @@ def _entry(entry: str | Mapping[str, Any], config: str | None, split: str | None
     }
 
 
-def _source(path: str, config: str | None, split: str, streaming: bool) -> Source:
+def _source(
+    path: str, config: str | None, split: str, streaming: bool, settings: Mapping[str, Any] | None
+) -> Source:
     """Tell what a name means, and open it."""
     name, start, stop = _slice(split)
     place = pathlib.Path(path).expanduser()
-    if "[" in name and (path == "demo" or place.exists()):
+    if "[" in name and (path == "demo" or tasks.is_task(path) or place.exists()):
         raise mistake.Mistake(
             f"dataset_split is {split!r}; of files, a split and whole rows are wanted: train[10:20]."
         )
-    if path == "demo":
-        if name not in demo.SPLITS:
-            raise mistake.Mistake(f"dataset demo has no split {name!r}; it has {' and '.join(demo.SPLITS)}.")
-        rows = demo.rows(name)
-        return _sliced(
-            Source(name="demo", read=_listed("demo", rows), fingerprint=_digest(json.dumps(rows))),
-            start,
-            stop,
-        )
+    if path == "demo" or tasks.is_task(path):
+        return _sliced(_made(path, name, settings), start, stop)
     if place.is_file():
         return _sliced(_file(place), start, stop)
     if place.is_dir() and any(
@@ -131,6 +129,15 @@ def _source(path: str, config: str | None, split: str, streaming: bool) -> Sourc
     if place.suffix in SUFFIXES or path.startswith((".", "/", "~")) or path.count("/") > 1:
         raise mistake.Mistake(f"dataset: there is no file or folder {path}{_nearest(place)}.")
     return _hub(path, config, split, streaming)
+
+
+def _made(path: str, split: str, settings: Mapping[str, Any] | None) -> Source:
+    """Make the rows of the built-in dataset or of a task."""
+    if path != "demo":
+        return _named(path, tasks.rows(path, split, settings))
+    if split not in demo.SPLITS:
+        raise mistake.Mistake(f"dataset demo has no split {split!r}; it has {' and '.join(demo.SPLITS)}.")
+    return _named(path, demo.rows(split))
 
 
 def _slice(split: str) -> tuple[str, int, int | None]:
@@ -352,9 +359,13 @@ def _loaded(name: str, loaded: Any) -> Source:
     return Source(name=name, read=read, fingerprint=str(getattr(loaded, "_fingerprint", "") or name))
 
 
-def _listed(name: str, rows: Sequence[Row]) -> Callable[[int], Iterator[Located]]:
-    """Read from rows in memory."""
-    return lambda first: ((f"row {number} of {name}", row) for number, row in enumerate(rows[first:], first))
+def _named(name: str, rows: Sequence[Row]) -> Source:
+    """Read from rows that were made in memory."""
+
+    def read(first: int) -> Iterator[Located]:
+        return ((f"row {number} of {name}", row) for number, row in enumerate(rows[first:], first))
+
+    return Source(name=name, read=read, fingerprint=_digest(json.dumps(rows)))
 
 
 def _digest(text: str) -> str:

@@ -25,9 +25,9 @@ class Place:
     Attributes:
         epoch: passes completed.
         row: rows read of this pass before the current block.
-        used: samples given in this pass before the current block.
+        used: rows (what is trained together) given in this pass before the current block.
         block: number of the current block in this pass.
-        taken: samples given of the current block.
+        taken: rows given of the current block.
     """
 
     epoch: int = 0
@@ -102,7 +102,7 @@ def _pass(
             last = taken + 1 == len(pieces)
             number = int(order[taken])
             yield Drawn(
-                samples=[_sample(pieces[number], place.used + number)],
+                samples=[_sample(piece, place.used + number) for piece in pieces[number]],
                 after=following if last else attrs.evolve(place, taken=taken + 1),
                 counts=counts.Counts() if taken else pending,
             )
@@ -112,9 +112,9 @@ def _pass(
 
 def _block(
     chunk: Sequence[tuple[int, sources.Located]], opened: Sequence[data.Opened], bound: encode.Rules
-) -> tuple[list[truncate.Piece], counts.Counts]:
+) -> tuple[list[list[truncate.Piece]], counts.Counts]:
     """Encode a block: the rows of each source together, put back in the order in which they came."""
-    placed: list[list[truncate.Piece]] = [[] for _ in chunk]
+    placed: list[list[list[truncate.Piece]]] = [[] for _ in chunk]
     total = counts.Counts()
     for index, one in enumerate(opened):
         positions = [position for position, (source, _) in enumerate(chunk) if source == index]
@@ -122,7 +122,7 @@ def _block(
         for pieces, counted in data.batches((chunk[position][1] for position in positions), one, bound):
             total = counts.merge(total, counted)
             for row in pieces:
-                placed[next(done)] = row
+                placed[next(done)] = data.together(row, one)
     return list(itertools.chain.from_iterable(placed)), total
 
 
@@ -158,5 +158,7 @@ def _turns(weights: np.ndarray) -> Iterator[int]:
 
 
 def _sample(piece: truncate.Piece, number: int) -> sample.Sample:
-    """Make a sample that is its own group and unit."""
-    return sample.Sample(tokens=piece.tokens, trained=piece.trained, group=number, unit=number)
+    """Make a sample; the number of what it is trained together with is its group and unit."""
+    return sample.Sample(
+        tokens=piece.tokens, trained=piece.trained, columns=piece.columns, group=number, unit=number
+    )

@@ -38,7 +38,7 @@ class Sample:
             )
         if self.trained.shape != (length,) or self.trained.dtype != np.bool_:
             raise ValueError(
-                f"Sample.trained is {self.trained.dtype} {self.trained.shape}; bool ({length},) is wanted, as many as tokens."
+                f"Sample.trained is {self.trained.dtype} {self.trained.shape}; bool ({length},) is wanted."
             )
         if length and self.trained[0]:
             raise ValueError("Sample.trained[0] is True; nothing predicts a first token, so set it to False.")

@@ -1,7 +1,7 @@
 """Attention over forests, forward and backward: `python -m tests.benchmarks.attention [--json FILE]`.
 
-Rectangles against what people do otherwise: a dense mask over the pack, keys and values gathered along every root-to-segment
-path, and every row alone.
+Rectangles against what people do otherwise: a dense mask over the pack, keys and values gathered along every
+root-to-segment path, and every row alone.
 """
 
 import argparse
@@ -25,7 +25,8 @@ def fan(prompt: int, group: int, answer: int, seed: int = 0) -> list[np.ndarray]
 
 
 def agent(turns: int, seen: int, said: int, seed: int = 0) -> list[np.ndarray]:
-    """Return one sample a turn of an agent: a trunk that grows by `seen + 32` tokens a turn, `said` tokens off it."""
+    """Return one sample a turn of an agent: a trunk that grows by `seen + 32` tokens a turn, `said` tokens
+    off it."""
     draw = np.random.default_rng(seed)
     trunk, rows = np.zeros(0, np.int64), []
     for _ in range(turns):
@@ -75,7 +76,12 @@ def contenders(rows: list[np.ndarray]) -> tuple[dict, int]:
 
     for one, other in zip(rectangles(), dense(), strict=True):
         assert torch.allclose(one, other, atol=2e-4)
-    named = {"rectangles": rectangles, "dense mask": dense, "per-path gather": gathered, "rows alone": unpacked}
+    named = {
+        "rectangles": rectangles,
+        "dense mask": dense,
+        "per-path gather": gathered,
+        "rows alone": unpacked,
+    }
     return named, nodes
 
 
@@ -101,8 +107,16 @@ def main() -> None:
     for name, rows in CASES.items():
         named, nodes = contenders(rows)
         times = timing.by_turns(named, rounds=chosen.rounds)
-        figures = {"nodes": nodes, "rows": sum(map(len, rows)), "milliseconds": min(times["rectangles"]) * 1e3}
-        figures |= {f"faster than {n}": timing.ratio(t, times["rectangles"]) for n, t in times.items() if n != "rectangles"}
+        figures = {
+            "nodes": nodes,
+            "rows": sum(map(len, rows)),
+            "milliseconds": min(times["rectangles"]) * 1e3,
+        }
+        figures |= {
+            f"faster than {n}": timing.ratio(t, times["rectangles"])
+            for n, t in times.items()
+            if n != "rectangles"
+        }
         found["cases"][name] = figures
     timing.report(found, chosen.json)
 

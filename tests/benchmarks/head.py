@@ -1,7 +1,8 @@
-"""The output head against plain cross-entropy with full logits: `python -m tests.benchmarks.head [--json FILE]`.
+"""The output head against plain cross-entropy with full logits: `python -m tests.benchmarks.head [--json
+FILE]`.
 
-Time of forward and backward by hidden states and weight, by turns; peak memory beyond what must exist (inputs and gradients), each in
-a process of its own.
+Time of forward and backward by hidden states and weight, by turns; peak memory beyond what must exist (inputs
+and gradients), each in a process of its own.
 """
 
 import argparse
@@ -36,7 +37,9 @@ def recomputed(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
 
 def known(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> None:
     """Make logits tile by tile once: the loss is linear, its slopes are known."""
-    logprobs = head.score(hidden, weight, targets, slopes=torch.full(targets.shape, -1.0 / len(targets)))["logprobs"]
+    logprobs = head.score(hidden, weight, targets, slopes=torch.full(targets.shape, -1.0 / len(targets)))[
+        "logprobs"
+    ]
     torch.autograd.grad(-(logprobs / len(targets)).sum(), (hidden, weight))
 
 

@@ -1,8 +1,10 @@
-"""A step over rows that share nothing against a hand-written padded loop: `python -m tests.benchmarks.plain_step`.
+"""A step over rows that share nothing against a hand-written padded loop: `python -m
+tests.benchmarks.plain_step`.
 
-The model is an 11-million-parameter Llama; lengths are those of short puzzle answers. Ours builds its packs and makes the whole step
-(forward, backward, clipping, AdamW); the loop pads the same rows, runs transformers' own forward under sdpa with cross-entropy, clips
-and steps torch.optim.AdamW. Pairs are interleaved; the median of their ratios is reported.
+The model is an 11-million-parameter Llama; lengths are those of short puzzle answers. Ours builds its packs
+and makes the whole step (forward, backward, clipping, AdamW); the loop pads the same rows, runs transformers'
+own forward under sdpa with cross-entropy, clips and steps torch.optim.AdamW. Pairs are interleaved; the
+median of their ratios is reported.
 """
 
 import argparse
@@ -32,13 +34,16 @@ def rows(num: int, seed: int) -> list[np.ndarray]:
     """Draw rows that share nothing, of lengths as in game-of-24 answers: 80 tokens, give or take 15."""
     draw = np.random.default_rng(seed)
     lengths = np.clip(draw.normal(80, 15, num).astype(int), 40, 140)
-    return [np.concatenate([[i], draw.integers(0, 512, n - 1)]).astype(np.int64) for i, n in enumerate(lengths)]
+    return [
+        np.concatenate([[i], draw.integers(0, 512, n - 1)]).astype(np.int64) for i, n in enumerate(lengths)
+    ]
 
 
 def samples(batch: list[np.ndarray]) -> list[sample.Sample]:
     """Return rows as samples that are trained from their second token on."""
     return [
-        sample.Sample(tokens=row, trained=np.arange(len(row)) > 0, group=i, unit=i) for i, row in enumerate(batch)
+        sample.Sample(tokens=row, trained=np.arange(len(row)) > 0, group=i, unit=i)
+        for i, row in enumerate(batch)
     ]
 
 
@@ -47,7 +52,9 @@ class Ours:
 
     def __init__(self) -> None:
         torch.manual_seed(0)
-        module = transformers.AutoModelForCausalLM.from_config(config(), attn_implementation=tree_attention.NAME)
+        module = transformers.AutoModelForCausalLM.from_config(
+            config(), attn_implementation=tree_attention.NAME
+        )
         self.model, params = loading.bind(module)
         self.optimizer = optimizers.adamw(rate=lambda done: 1e-4, max_norm=1.0)
         self.state = steps.init(params, self.optimizer, algorithms.sft, key=0)
@@ -55,7 +62,9 @@ class Ours:
     def step(self, batch: list[np.ndarray]) -> float:
         rows = samples(batch)
         packs = [pack.build(rows, pack.count(rows))]
-        self.state, means = steps.train_step(self.model, algorithms.sft, self.optimizer, self.state, packs, donate=True)
+        self.state, means = steps.train_step(
+            self.model, algorithms.sft, self.optimizer, self.state, packs, donate=True
+        )
         return float(means["loss"].total / means["loss"].weight)
 
 
@@ -75,7 +84,9 @@ class Padded:
             ids[i, : len(row)], mask[i, : len(row)] = torch.from_numpy(row), 1
         labels = ids.masked_fill(mask == 0, -100)
         logits = self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+        loss = torch.nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()
+        )
         self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)

@@ -1,8 +1,9 @@
-"""A whole step on forests against the same rows unshared and padded: `python -m tests.benchmarks.step [--json FILE]`.
+"""A whole step on forests against the same rows unshared and padded: `python -m tests.benchmarks.step [--json
+FILE]`.
 
-An 11-million-parameter Llama with AdamW. For each case the speed-up, the FLOP ratio that the plan predicts, their quotient, and
-the peak memory of both (each in a process of its own). Real rows are read from the optional data folder and left out where it is
-missing.
+An 11-million-parameter Llama with AdamW. For each case the speed-up, the FLOP ratio that the plan predicts,
+their quotient, and the peak memory of both (each in a process of its own). Real rows are read from the
+optional data folder and left out where it is missing.
 """
 
 import argparse
@@ -18,8 +19,15 @@ from tests.benchmarks import plain_step, timing
 from tests.benchmarks.attention import fan
 
 SHAPE = cost.ModelShape(
-    layers=7, hidden=384, heads=6, kv_heads=2, head_dim=64, intermediate=1024, vocab=512, parameters=11_000_000
-)  # fmt: skip
+    layers=7,
+    hidden=384,
+    heads=6,
+    kv_heads=2,
+    head_dim=64,
+    intermediate=1024,
+    vocab=512,
+    parameters=11_000_000,
+)
 
 
 def cases() -> dict[str, list[np.ndarray]]:
@@ -39,7 +47,8 @@ def cases() -> dict[str, list[np.ndarray]]:
 
 
 def _turns(encode) -> list[np.ndarray]:
-    """Return a sample for each turn of the agents at one task, those of at most 1,024 tokens, 24 at the most."""
+    """Return a sample for each turn of the agents at one task, those of at most 1,024 tokens, 24 at the
+    most."""
     rows, task = [], None
     for line in (paths.SHARED / "data" / "intercode" / "bash_60_tasks_7_models.jsonl").open():
         row = json.loads(line)

@@ -12,7 +12,8 @@ import torch
 
 
 def by_turns(contenders: Mapping[str, Callable[[], Any]], *, rounds: int) -> dict[str, list[float]]:
-    """Run each contender once a round after one round that does not count; the order turns from round to round.
+    """Run each contender once a round after one round that does not count; the order turns from round to
+    round.
 
     Returns:
         Seconds of each round by name.

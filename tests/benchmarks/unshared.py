@@ -1,7 +1,9 @@
-"""Rows that share nothing against plain packing of the same rows: `python -m tests.benchmarks.unshared [--json FILE]`.
+"""Rows that share nothing against plain packing of the same rows: `python -m tests.benchmarks.unshared
+[--json FILE]`.
 
-Plain packing lays the rows one after another, restarts positions, runs causal attention row by row and cross-entropy over all logits,
-with torch.optim.AdamW: what one writes by hand when nothing is to be shared. Ours plans, builds the forest and makes its whole step.
+Plain packing lays the rows one after another, restarts positions, runs causal attention row by row and
+cross-entropy over all logits, with torch.optim.AdamW: what one writes by hand when nothing is to be shared.
+Ours plans, builds the forest and makes its whole step.
 """
 
 import argparse
@@ -38,7 +40,9 @@ class Packed:
 
     def __init__(self) -> None:
         torch.manual_seed(0)
-        self.model = transformers.AutoModelForCausalLM.from_config(plain_step.config(), attn_implementation=NAME)
+        self.model = transformers.AutoModelForCausalLM.from_config(
+            plain_step.config(), attn_implementation=NAME
+        )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, weight_decay=0.0, fused=True)
 
     def step(self, batch: list[np.ndarray]) -> float:

@@ -77,12 +77,14 @@ def test_accelerate_launches_a_run_that_goes_on_from_one_process(tmp_path, alone
     options = {**_options("one pack"), "save_steps": 2}
     folder = tmp_path / "out"
     assert runs.run(folder, **{**options, "max_steps": 2}) == 0
-    launcher = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1")
-    more = ("--main_process_port", "0", "--mixed_precision", "no", "--dynamo_backend", "no")
+    # What accelerate calls --multi_gpu is torchrun under its own settings; its --cpu starts one process, or MPI.
+    launcher = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2")
+    more = ("--rdzv_backend", "c10d", "--main_process_port", "0", "--num_machines", "1")
+    more += ("--mixed_precision", "no", "--dynamo_backend", "no")
     command = runs.words(folder, **{**options, "resume": "force"})
     code, _, err = runs.done(runs.start(*launcher, *more, "-m", "shell.train", *command))
     assert code == 0, err
-    assert runs.facts(folder)["ranks"] == 2
+    assert runs.facts(folder)["ranks"] == 2, err
     assert err.count("done: ") == 1
     assert [line["step"] for line in runs.metrics(folder)] == list(range(1, STEPS + 1))
 
