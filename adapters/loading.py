@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import modeling_layers
 from transformers.utils import logging
 
-from adapters import transformers_lm, tree_attention
+from adapters import scalar_head, transformers_lm, tree_attention
 from core import head, pack
 from core.plan import sample
 
@@ -30,8 +30,9 @@ def load(
     gradient_checkpointing: bool = False,
     revision: str | None = None,
     trust_remote_code: bool = False,
+    scalar_seed: int | None = None,
 ) -> tuple[transformers_lm.TransformersLM, dict[str, Tensor]]:
-    """Load a causal language model and bind it.
+    """Load a causal language model, or a reward model on its decoder, and bind it.
 
     Args:
         path: a folder in Hugging Face's format, or a hub id.
@@ -42,6 +43,8 @@ def load(
         gradient_checkpointing: recompute each layer in backward and keep only its input.
         revision: of a hub id.
         trust_remote_code: run code that comes with the model.
+        scalar_seed: load it with a scalar head in the place of the one over the vocabulary, drawn from this
+            seed where the folder has none. None: a language model.
 
     Returns:
         The model and its parameters by name.
@@ -50,7 +53,11 @@ def load(
         ValueError: trees cannot be served, with the model's type and what stands in the way.
     """
     with _quiet():
-        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        kind: Any = transformers.AutoModelForCausalLM
+        labels = {}
+        if scalar_seed is not None:
+            kind, labels = transformers.AutoModelForSequenceClassification, {"num_labels": 1}
+        loaded: Any = kind.from_pretrained(
             path,
             output_loading_info=True,
             use_safetensors=True,
@@ -58,10 +65,13 @@ def load(
             attn_implementation=tree_attention.NAME,
             revision=revision,
             trust_remote_code=trust_remote_code,
+            **labels,
         )
     module, told = loaded
-    if told["missing_keys"]:
-        missing = sorted(told["missing_keys"])
+    missing = sorted(told["missing_keys"])
+    if scalar_seed is not None and missing == [scalar_head.WEIGHT]:
+        scalar_head.draw(module, scalar_seed)
+    elif missing:
         raise ValueError(
             f"{path} lacks {len(missing)} of the weights that its config asks for, {missing[0]} the first, "
             "and they would be drawn at random; mend the folder."
@@ -82,10 +92,13 @@ def bind(
 
     Args and Raises as in `load`; the module's attention implementation must be `tree_attention.NAME`.
     """
-    if module.base_model is module or module.get_output_embeddings() is None:
+    scalar = scalar_head.has(module)
+    if module.base_model is module or not (scalar or module.get_output_embeddings() is not None):
         raise ValueError(
             f"a {module.config.model_type} model has no decoder with an output head; name a causal model."
         )
+    if scalar:
+        module.config.pad_token_id = None  # no token is padding here; whoever saves it names one
     limit = _max_length(module.config)
     leaves = {id(p): n for n, p in module.named_parameters()}
     named = module.named_parameters(remove_duplicate=False)
@@ -128,22 +141,26 @@ def prove(model: transformers_lm.TransformersLM, params: Mapping[str, Tensor]) -
             f"a {kind} model cannot be trained on trees: it has layers of {', '.join(sorted(unknown))}."
         )
     try:
-        forest = model.predict(params, together, 0).logprobs
-        single = torch.cat([model.predict(params, each, 0).logprobs for each in alone])
+        field = "values" if model.scalar else "logprobs"
+        forest = getattr(model.predict(params, together, 0), field)
+        chains = [getattr(model.predict(params, each, 0), field) for each in alone]
+        single = torch.cat(chains)
         with torch.no_grad(), model._run(params, 0):
-            own = [_own_logprobs(model, each) for each in alone]
+            own = [_own_scores(model, each) for each in alone]
+        # A reward model's own forward tells the last token's score alone.
+        shown = [chain[-len(told) :] for chain, told in zip(chains, own, strict=True)]
     except (TypeError, ValueError, RuntimeError, AttributeError) as problem:
         raise ValueError(
             f"a {kind} model cannot be trained on trees: {str(problem).splitlines()[0]}"
         ) from problem
     tolerance = TOLERANCES.get(next(iter(params.values())).dtype, ROUGH)
-    if not torch.allclose(single, torch.cat(own), rtol=tolerance, atol=tolerance):
+    if not torch.allclose(torch.cat(shown), torch.cat(own), rtol=tolerance, atol=tolerance):
         raise ValueError(f"a {kind} model changes its logits after the head in a way that is not known here.")
     if not torch.allclose(forest, single, rtol=tolerance, atol=tolerance):
         raise ValueError(f"a {kind} model cannot be trained on trees: a branch sees its neighbors.")
 
 
-def _own_logprobs(model: transformers_lm.TransformersLM, each: pack.Pack) -> Tensor:
+def _own_scores(model: transformers_lm.TransformersLM, each: pack.Pack) -> Tensor:
     """Score one chain with the model's own forward, head included."""
     route = tree_attention.route(each, kind=model.attention)
     logits = model.module(
@@ -154,6 +171,8 @@ def _own_logprobs(model: transformers_lm.TransformersLM, each: pack.Pack) -> Ten
         raise ValueError(f"{route.calls} of its {len(types)} layers use transformers' attention interface.")
     if route.windows < types.count("sliding_attention"):
         raise ValueError("its layers do not tell their attention how far it may look back.")
+    if model.scalar:
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
     return wide.index_select(0, each.edge_nodes).gather(-1, each.edge_tokens[:, None])[:, 0]
 
@@ -198,8 +217,8 @@ def _max_length(config: transformers.PretrainedConfig) -> int:
 
 def _two_branches(module: transformers.PreTrainedModel) -> list[sample.Sample]:
     """Make two sequences that part after five tokens."""
-    output: Any = module.get_output_embeddings()
-    draw = np.random.default_rng(0).integers(0, output.weight.shape[0], 14)
+    words: Any = module.get_input_embeddings()
+    draw = np.random.default_rng(0).integers(0, words.weight.shape[0], 14)
     sequences = [draw[:9], np.concatenate([draw[:5], draw[9:]])]
     return [sample.Sample(tokens=s, trained=np.arange(len(s)) > 0) for s in sequences]
 
@@ -223,7 +242,9 @@ def _prove_draws(
     samples = _two_branches(model.module)
     device = next(iter(params.values())).device
     each = pack.build(samples, pack.count(samples), device=device)
-    first, second = (model.predict(params, each, key).logprobs for key in (0, 0 if dropout else 1))
+    field = "values" if model.scalar else "logprobs"
+    keys = (0, 0 if dropout else 1)
+    first, second = (getattr(model.predict(params, each, key), field) for key in keys)
     if not torch.equal(first, second):
         kind = model.module.config.model_type
         raise ValueError(

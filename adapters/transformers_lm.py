@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
-from adapters import in_pieces, tree_attention
+from adapters import in_pieces, scalar_head, tree_attention
 from core import head, metrics, pack, ports
 
 
@@ -41,8 +41,14 @@ class TransformersLM:
     max_length: int = 0
     frozen: Mapping[str, Tensor] = attrs.field(factory=dict)
 
+    @property
+    def scalar(self) -> bool:
+        """Say whether it gives `values` in the place of log-probabilities."""
+        return scalar_head.has(self.module)
+
     def predict(self, params: ports.Params, pack: pack.Pack, key: int | None) -> pack.Scores:
         """Score every row of the pack, without gradients; see `core.ports.Model`."""
+        pack = scalar_head.at_targets(pack) if self.scalar else pack
         with torch.no_grad(), self._run(params, key):
             if len(pack.pieces) > 1:
                 return rows(pack, in_pieces.Walk(self, params, pack, key or 0).fields())
@@ -52,6 +58,7 @@ class TransformersLM:
         self, params: ports.Params, pack: pack.Pack, key: int, loss: ports.Loss
     ) -> tuple[Float[Tensor, ""], metrics.Metrics, dict[str, Tensor]]:
         """Run forward, loss and backward inside one swap; see `core.ports.Model`."""
+        pack = scalar_head.at_targets(pack) if self.scalar else pack
         leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
         with torch.enable_grad(), self._run(leaves, key):
             if len(pack.pieces) > 1:
@@ -126,9 +133,12 @@ class TransformersLM:
             params: what is swapped in.
         """
         hidden = self._hidden(route, params)
+        parents = hidden.index_select(0, each.edge_nodes[route.edges] - route.nodes[0])
+        if self.scalar:
+            return scalar_head.score(self.module, parents)
         output: Any = self.module.get_output_embeddings()
         return head.score(
-            hidden.index_select(0, each.edge_nodes[route.edges] - route.nodes[0]),
+            parents,
             output.weight,
             each.edge_tokens[route.edges],
             bias=getattr(output, "bias", None),

@@ -124,6 +124,18 @@ def stop_ids(
     return tuple(sorted({number for number in ids if number is not None}))
 
 
+def spare_id(tokenizer: transformers.PreTrainedTokenizerBase) -> int | None:
+    """Return a token that can stand for padding since no sequence ends in it, the tokenizer's own if it can.
+
+    Where padding and end are one token, as in many tokenizers, the unknown or another special token is taken;
+    None where there is none.
+    """
+    stops = stop_ids(tokenizer)
+    special = sorted(number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
+    found = [tokenizer.pad_token_id, tokenizer.unk_token_id, *special]
+    return next((n for n in found if isinstance(n, int) and n not in stops), None)
+
+
 def _text(chat_template: str) -> str:
     """Read the template from a file, or take it as it is when it is one."""
     if "{%" in chat_template or "{{" in chat_template:

@@ -13,14 +13,14 @@ import torch
 import transformers
 from torch import Tensor
 
-from adapters import loading, shapes, transformers_lm, tree_attention
+from adapters import loading, scalar_head, shapes, transformers_lm, tree_attention
 from core import algorithms, head, optimizers, ports, schedules
 from core.plan import cost
 from shell import config as config_
 from shell import methods, mistake, options, tiny
 
 ROWS = ("text", "pairs", "unpaired")
-NEEDS = ("reference_logprobs", "mismatched")
+NEEDS = ("reference_logprobs", "mismatched", "values")
 ATTENTION = {"auto": None, "eager": "mask", "sdpa": "rectangles"}
 
 
@@ -53,6 +53,12 @@ def checked(found: algorithms.Algorithm, name: str = "algorithm") -> algorithms.
         "columns": ("a function", found.columns is not None, "None"),
         "needs": (", ".join(unknown), bool(unknown), f"of {', '.join(known)}"),
     }
+    if "values" in found.needs and len({*found.needs, *found.watches}) > 1:
+        others = ", ".join(sorted({*found.needs, *found.watches} - {"values"}))
+        raise mistake.Mistake(
+            f"{name}: needs are values and {others}; a model with a scalar head has none over the vocabulary, "
+            "so values alone were wanted"
+        )
     for field, (came, wrong, right) in wanted.items():
         if wrong:
             raise mistake.Mistake(
@@ -256,9 +262,14 @@ def check_dropout(chosen: options.Options, described: transformers.PretrainedCon
 
 
 def model(
-    chosen: options.Options, device: ports.Device
+    chosen: options.Options, device: ports.Device, *, scalar: bool = False
 ) -> tuple[transformers_lm.TransformersLM, dict[str, Tensor]]:
     """Load the model and its parameters.
+
+    Args:
+        chosen: the options.
+        device: where it runs.
+        scalar: give it a scalar head in the place of the one over the vocabulary.
 
     Raises:
         mistake.Mistake: it cannot be loaded, or cannot be trained on trees.
@@ -271,7 +282,7 @@ def model(
     wanted = dtype(chosen, device)
     try:
         if chosen.model == "tiny":
-            module: Any = _tiny(chosen, wanted)
+            module: Any = _tiny(chosen, wanted, scalar=scalar)
             return loading.bind(module.to(device.type), **modes)
         return loading.load(
             str(chosen.model),
@@ -279,19 +290,25 @@ def model(
             device=device.type,
             revision=chosen.revision,
             trust_remote_code=chosen.trust_remote_code,
+            scalar_seed=chosen.seed if scalar else None,
             **modes,
         )
     except (OSError, ValueError) as problem:
         raise mistake.Mistake(f"model {chosen.model}: {_first_line(problem)}") from problem
 
 
-def _tiny(chosen: options.Options, wanted: torch.dtype) -> transformers.PreTrainedModel:
+def _tiny(chosen: options.Options, wanted: torch.dtype, *, scalar: bool) -> transformers.PreTrainedModel:
     """Draw the built-in model's weights from the seed."""
+    kind: Any = transformers.AutoModelForCausalLM
+    described = tiny_config(chosen)
+    if scalar:
+        kind, described.num_labels = transformers.AutoModelForSequenceClassification, 1
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(chosen.seed)
-        made = transformers.AutoModelForCausalLM.from_config(
-            tiny_config(chosen), dtype=wanted, attn_implementation=tree_attention.NAME
-        )
+        made = kind.from_config(described, dtype=wanted, attn_implementation=tree_attention.NAME)
+    if scalar:
+        scalar_head.draw(made, chosen.seed)
+        return made
     made.generation_config = transformers.GenerationConfig.from_model_config(made.config)
     return made
 

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import safetensors
 
-from shell import choose, env, files, log, loop, mistake, plan, prepare, progress
+from shell import chat, choose, env, files, log, loop, mistake, plan, prepare, progress
 
 
 def write_model(job: loop.Job, tokenizer: Any, params: Mapping[str, Any]) -> None:
@@ -28,6 +28,9 @@ def write_model(job: loop.Job, tokenizer: Any, params: Mapping[str, Any]) -> Non
     shutil.rmtree(aside, ignore_errors=True)
     os.umask(mask := os.umask(0))
     try:
+        if job.model.scalar:
+            # Its own class finds the last token of a row by skipping this one, so no row may end in it.
+            tokenizer.pad_token_id = job.model.module.config.pad_token_id = chat.spare_id(tokenizer)
         job.model.save(params, str(aside))
         tokenizer.save_pretrained(aside)
         for path in aside.iterdir():

@@ -142,7 +142,7 @@ def _run(
 def _loaded(ready: prepare.Ready, *, fresh: bool) -> tuple[loop.Job, steps.TrainState]:
     """Load the model and make the state before the first step."""
     chosen = ready.command.options
-    model, params = choose.model(chosen, ready.device)
+    model, params = choose.model(chosen, ready.device, scalar="values" in ready.algorithm.needs)
     referred = "reference_logprobs" in ready.algorithm.needs
     if chosen.init_from is not None and (fresh or referred):
         params = resume.weights(chosen, params)

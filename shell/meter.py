@@ -73,7 +73,7 @@ class Step:
             budget: most nodes in a forward.
         """
         alone, counted = cost.work(samples, share=False), self.tally
-        counted.rows, counted.trained = alone.nodes, alone.edges
+        counted.rows, counted.trained = alone.nodes, pack.count(samples).terms
         counted.alone = cost.flops(shape, alone.nodes, alone.pairs, alone.edges)
         for each in packs:
             nodes, pairs = len(each.tokens), int(each.depths.sum()) + len(each.tokens)

@@ -14,7 +14,7 @@ ALGORITHMS = {
     "sft": True,
     "dpo": True,
     "kto": True,
-    "reward": False,
+    "reward": True,
     "grpo": False,
     "rloo": False,
     "distill": False,
@@ -136,7 +136,7 @@ class Options:
     truncation: Literal["keep_start", "keep_end", "drop", "split"] = _data(
         "keep_start", "what becomes of a longer sequence; cuts and drops are counted"
     )
-    shuffle_dataset: bool = _data(True, "draw rows in a new order each epoch", differs={"kto": False})
+    shuffle_dataset: bool = _data(True, "draw rows in a new order each epoch")
 
     output_dir: str | None = _run(
         None, "where everything is written; the same folder again continues", result=False
@@ -257,8 +257,8 @@ class Options:
     use_weighting: bool | None = _loss(None, "weigh pairs by their likelihood", only={"dpo": False})
     desirable_weight: float | None = _loss(None, "weight of good answers", only={"kto": 1.0}, low=0)
     undesirable_weight: float | None = _loss(None, "weight of bad answers", only={"kto": 1.0}, low=0)
-    center_rewards_coefficient: float | None = _later(
-        "pulls the mean reward to 0", only={"reward": None}, low=0
+    center_rewards_coefficient: float | None = _loss(
+        None, "pulls the mean reward to 0", only={"reward": None}, low=0
     )
     sync_ref_model: bool | None = _later(
         "let the reference follow", only=_by(("dpo", "kto", *_POLICY), False)

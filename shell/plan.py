@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import torch
 
-from core import ports
+from core import pack, ports
 from core.plan import batching, cost
 from shell import config, feed
 
@@ -75,7 +75,7 @@ def promise(
     while len(planned) < min(num_steps, MAX_STEPS) and seen < MAX_TOKENS:
         samples, place = rows.take(place)
         seen += sum(len(s.tokens) for s in samples)
-        trained += sum(int(s.trained.sum()) for s in samples)
+        trained += pack.count(samples).terms
         assigned = batching.assign(
             samples, budget=budget, couples=couples, num_ranks=ranks.num, share=share, shape=shape
         )

@@ -89,9 +89,10 @@ def ready(
     referred = "reference_logprobs" in algorithm.needs
     if fresh or referred:
         resume.check_source(chosen)
+    runs = attrs.evolve(shape, vocab=1) if "values" in algorithm.needs else shape
     tokenizer = choose.tokenizer(chosen)
     limit = choose.max_length(command, described, display.note)
-    budget = chosen.token_budget or _budget(shape, chosen, device, referred=referred)
+    budget = chosen.token_budget or _budget(runs, chosen, device, referred=referred)
     bound = _rules(opened, chosen, tokenizer, limit)
     bound_eval = _rules(opened_eval, chosen, tokenizer, limit) if opened_eval else None
     arrange = _arrangement(algorithm, limit)
@@ -104,7 +105,7 @@ def ready(
     packing = {
         "budget": budget,
         "share": chosen.packing == "tree",
-        "shape": shape,
+        "shape": runs,
         "dtype": max(dtype, torch.float32, key=lambda d: d.itemsize),
         "device": device.type,
     }

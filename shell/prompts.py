@@ -10,8 +10,8 @@ import attrs
 import numpy as np
 import transformers
 
+from shell import aside, counts, data, encode, formats, mistake, sources
 from shell import chat as chats
-from shell import counts, data, encode, formats, mistake, sources
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -155,7 +155,7 @@ def prepare(
         Mistake: naming the first row that is no prompt, or when none is left.
     """
     key = data.fingerprint(opened, bound)
-    return _open(data.kept(folder, key, lambda aside: _write(opened, bound, aside, progress)))
+    return _open(aside.kept(folder, key, lambda place: _write(opened, bound, place, progress)))
 
 
 def encoded(rows: Sequence[sources.Located], bound: Rules, talks: bool) -> list[np.ndarray]:

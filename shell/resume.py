@@ -8,7 +8,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from adapters import loading
+from adapters import loading, scalar_head
 from shell import checkpoint, config, feed, mistake
 
 # What a start that was killed before its first checkpoint leaves behind.
@@ -103,7 +103,7 @@ def weights(chosen: config.Options, params: Mapping[str, Tensor]) -> dict[str, T
     """
     folder = pathlib.Path(str(chosen.init_from))
     if (folder / "config.json").is_file():
-        found = _of_model(folder, chosen)
+        found = _of_model(folder, chosen, scalar=scalar_head.WEIGHT in params)
     else:
         tensors = checkpoint.load(folder).tensors
         found = {n.removeprefix("params/"): t for n, t in tensors.items() if n.startswith("params/")}
@@ -116,10 +116,14 @@ def weights(chosen: config.Options, params: Mapping[str, Tensor]) -> dict[str, T
     return {n: found[n].to(device=p.device, dtype=p.dtype) for n, p in params.items()}
 
 
-def _of_model(folder: pathlib.Path, chosen: config.Options) -> Mapping[str, Tensor]:
+def _of_model(folder: pathlib.Path, chosen: config.Options, *, scalar: bool) -> Mapping[str, Tensor]:
     """Load the parameters of a model folder."""
     try:
-        return loading.load(str(folder), dtype=torch.float32, trust_remote_code=chosen.trust_remote_code)[1]
+        seed = chosen.seed if scalar else None
+        trusted = chosen.trust_remote_code
+        return loading.load(
+            str(folder), dtype=torch.float32, trust_remote_code=trusted, scalar_seed=seed
+        )[1]
     except (OSError, ValueError) as problem:
         raise mistake.Mistake(f"init_from {folder}: {' '.join(str(problem).split())}") from problem
 

@@ -48,6 +48,8 @@ PUBLIC = {
     "schedules": "core.schedules",
     "steps": "core.steps",
     "segments": "core.segments",
+    "keys": "core.keys",
+    "reference": "core.reference",
     # Machinery
     "train": "shell.api:train",
     "device": "adapters.pick:device",

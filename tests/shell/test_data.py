@@ -1,6 +1,7 @@
 """From rows to samples: texts, prompts with completions, ids; lengths; what is kept on disk."""
 
 import json
+import socket
 
 import numpy as np
 import pytest
@@ -255,7 +256,7 @@ def test_what_a_killed_process_left_is_swept_and_never_read(tmp_path):
     rows = [{"text": "a b"}]
     made = words.prepare(tmp_path / ".", rows, words.word_tokenizer(WORDS))
     place = tmp_path / "prepared" / made.fingerprint
-    place.rename(tmp_path / "prepared" / f"{made.fingerprint}.partial-{data.socket.gethostname()}-999999999")
+    place.rename(tmp_path / "prepared" / f"{made.fingerprint}.partial-{socket.gethostname()}-999999999")
     assert len(words.prepare(tmp_path, rows, words.word_tokenizer(WORDS))) == 1
     assert [path.name for path in (tmp_path / "prepared").iterdir()] == [made.fingerprint]
 

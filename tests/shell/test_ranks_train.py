@@ -17,9 +17,9 @@ PLANS = {
     "one pack": {},
     "small packs": {"token_budget": 130},
     "three packs": {
-        "token_budget": 100,
-        "batch_size": 4,
-        "dataset_split": "train[:4]",
+        "token_budget": 64,
+        "batch_size": 3,
+        "dataset_split": "train[:3]",
         "num_train_epochs": 2,
     },
 }

@@ -48,7 +48,7 @@ def test_a_run_that_is_killed_again_and_again_ends_like_one_that_is_not(tmp_path
     deaths = ("moments=2", "lines=4", "saves=4")
     code, out, err = runs.done(runs.start("-m", "tests.shell.killed", str(tmp_path), "1", *deaths))
     assert code == 0, err
-    assert out.split() == "moments 2 lines 4 saves 4".split()
+    assert out.split() == ["moments", "2", "lines", "4", "saves", "4"]
 
 
 @pytest.mark.parametrize(

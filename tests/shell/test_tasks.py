@@ -87,7 +87,7 @@ def test_settings_that_a_task_of_the_package_does_not_take_are_told():
     pytest.importorskip("reasoning_gym")
     with pytest.raises(mistake.Mistake, match="unexpected keyword argument 'min_tems'"):
         tasks.rows("reasoning_gym:chain_sum", "train", {"min_tems": 2})
-    with pytest.raises(mistake.Mistake, match="Did you mean reasoning_gym:chain_sum?"):
+    with pytest.raises(mistake.Mistake, match="Did you mean reasoning_gym:chain_sum"):
         tasks.rows("reasoning_gym:chain_sums", "train")
 
 

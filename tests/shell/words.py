@@ -56,10 +56,11 @@ def prepare(
     path: pathlib.Path,
     rows: Sequence[Mapping[str, Any]],
     tokenizer: transformers.PreTrainedTokenizerBase,
+    kind: str = "text",
     **options: Any,
 ) -> data.Prepared:
-    """Prepare rows through a file, as a run does."""
-    opened = data.look(sources.find(write(path / "rows.jsonl", rows)))
+    """Prepare rows through a file, as a run does; `kind`: what an algorithm trains on them."""
+    opened = data.look(sources.find(write(path / "rows.jsonl", rows)), kind)
     return data.prepare(opened, data.rules(opened, tokenizer=tokenizer, **options), folder=path / "prepared")
 
 
@@ -70,10 +71,11 @@ def draw(
     *,
     seed: int | None = None,
     place: stream.Place | None = None,
+    kind: str = "text",
     **options: Any,
 ) -> Any:
     """Stream rows from a file."""
-    opened = data.look(sources.find(write(path / "rows.jsonl", rows), streaming=True))
+    opened = data.look(sources.find(write(path / "rows.jsonl", rows), streaming=True), kind)
     return stream.draw(opened, data.rules(opened, tokenizer=tokenizer, **options), seed=seed, place=place)
 
 

@@ -1,0 +1,42 @@
+"""Every example runs and prints what its first comment promises."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests import paths
+
+EXAMPLES = sorted((paths.ROOT / "examples").glob("*.py"))
+
+
+def promise(path):
+    """Return the text in backquotes after the word Prints in an example's docstring."""
+    told = ast.get_docstring(ast.parse(path.read_text())) or ""
+    return re.search(r"Prints[^`]*`([^`]+)`", " ".join(told.split()))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_the_example_prints_what_it_promises(path, tmp_path):
+    wanted = promise(path)
+    assert wanted, "its docstring must say: Prints `...`"
+    place = {"PYTHONPATH": str(paths.ROOT), "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        [sys.executable, path],
+        cwd=tmp_path,
+        env=os.environ | place,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert wanted[1] in ran.stdout
+
+
+def test_examples_are_short_and_numbered():
+    for number, path in enumerate(EXAMPLES, 1):
+        assert path.name.startswith(f"{number:02d}_")
+        assert len(path.read_text().splitlines()) <= 120
