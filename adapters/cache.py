@@ -172,9 +172,7 @@ class Decode:
         for span in self._seen(window):
             own, nodes = span
             folded = grouped[own].transpose(0, 1).flatten(1, 2)[None]
-            part, part_lse = _part(
-                folded, prompt_key[:, :, nodes], prompt_value[:, :, nodes], scale, softcap
-            )
+            part, part_lse = _part(folded, prompt_key[:, :, nodes], prompt_value[:, :, nodes], scale, softcap)
             part = part[0].unflatten(1, (-1, grouped.shape[2])).transpose(0, 1)
             part_lse = part_lse[0].unflatten(1, (-1, grouped.shape[2])).transpose(0, 1)
             # exp(b) / (exp(a) + exp(b)) = sigmoid(b - a)

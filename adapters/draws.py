@@ -1,4 +1,4 @@
-"""From logits to drawn tokens: which are kept, which is taken, and how likely it was before anything was cut off.
+"""From logits to drawn tokens: which are kept, which is taken, how likely it was before any were cut off.
 
 Axes: rows (one next token each), vocab.
 """

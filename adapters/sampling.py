@@ -1,9 +1,9 @@
 """Completions drawn from a bound model in this process: the engine that needs nothing but the model.
 
-A draw is named by (key, prompt number, sample, position) and its prompt runs once, whatever else is in the call.
+A draw is named by (key, prompt number, sample, position), whatever else is in the call. A prompt runs once.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -12,10 +12,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from adapters import cache, draws, transformers_lm
+from adapters import cache, draws, endings, packing, transformers_lm
 from core import head, ports
 
-Decoder = Callable[[Sequence[int]], str]
+# Packing takes as long as ten to twenty steps save by it.
+_WORTH_PACKING = 24
 
 
 @attrs.frozen(eq=False)
@@ -27,12 +28,15 @@ class Sampler:
         decode: token ids to text; read only where there are stop strings.
         max_samples: most completions that are drawn at a time, but for a larger group, which stays together.
         prefill_budget: most tokens of prompts in one forward.
+        packing_bytes: most memory for a second copy of weights in a layout that makes steps faster; see
+            `adapters.packing`. 0: none.
     """
 
     model: transformers_lm.TransformersLM
-    decode: Decoder | None = None
+    decode: endings.Decoder | None = None
     max_samples: int = attrs.field(default=256, kw_only=True)
     prefill_budget: int = attrs.field(default=4096, kw_only=True)
+    packing_bytes: int = attrs.field(default=1 << 32, kw_only=True)
 
     def generate(
         self,
@@ -49,8 +53,8 @@ class Sampler:
         A completion that reaches what the model holds is cut off there.
 
         Raises:
-            ValueError: a prompt is empty or leaves no room in what the model holds, the sampling's numbers make
-                no sense, or the model's logits are not finite.
+            ValueError: a prompt is empty or leaves no room in what the model holds, the sampling's numbers
+                make no sense, or the model's logits are not finite.
         """
         _check(sampling, self.decode)
         limit = _limit(self.model)
@@ -60,10 +64,20 @@ class Sampler:
             return [[_nothing() for _ in range(num_samples)] for _ in prompts]
         found: list[list[ports.Completion]] = []
         with torch.no_grad(), self.model._run(params, None):
-            for wave in _waves(len(prompts), max(1, self.max_samples // num_samples)):
+            waves = list(_waves(len(prompts), max(1, self.max_samples // num_samples)))
+            stepping = self._packed(params, len(waves) * sampling.max_tokens, num_samples * len(prompts))
+            for wave in waves:
                 drawing = _Drawing(self, params, prompts[wave], numbers[wave], num_samples, sampling, key)
-                found += drawing.completions(limit)
+                with self.model.swap(stepping):
+                    found += drawing.completions(limit)
         return found
+
+    def _packed(self, params: ports.Params, num_steps: int, num_rows: int) -> ports.Params:
+        """Return the parameters that steps run with, packed where there are enough of them."""
+        if num_steps < _WORTH_PACKING:
+            return params
+        rows = min(num_rows, self.max_samples)
+        return packing.packed(self.model, params, rows=rows, max_bytes=self.packing_bytes)
 
 
 class _Drawing:
@@ -84,7 +98,7 @@ class _Drawing:
         key: int,
     ) -> None:
         self._model, self._params, self._sampling, self._key = sampler.model, params, sampling, key
-        self._ends = _Ends(sampling, sampler.decode)
+        self._stops = (frozenset(sampling.stop_ids), sampling.stop_strings, sampler.decode)
         self._prompts, self._num_samples = prompts, num_samples
         self._past, self._hidden = cache.prefill(
             sampler.model, params, prompts, budget=sampler.prefill_budget
@@ -143,7 +157,7 @@ class _Drawing:
             self._tokens[row].append(token)
             self._logprobs[row].append(logprob)
             self._kept[row].append(kept)
-            self._ended[row] = self._ends(self._tokens[row])
+            self._ended[row] = endings.ends(self._tokens[row], *self._stops)
         return drawn.tokens
 
     def _logits(self, hidden: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
@@ -164,43 +178,6 @@ class _Drawing:
             kept=np.array(self._kept[row], np.float32),
             ended=bool(self._ended[row]),
         )
-
-
-class _Ends:
-    """Says whether the newest token ended a completion."""
-
-    def __init__(self, sampling: ports.Sampling, decode: Decoder | None) -> None:
-        self._ids = frozenset(sampling.stop_ids)
-        self._strings, self._decode = sampling.stop_strings, decode
-        self._longest = max((len(s.encode()) for s in sampling.stop_strings), default=0)
-
-    def __call__(self, tokens: Sequence[int]) -> bool:
-        if tokens[-1] in self._ids:
-            return True
-        if self._decode is None or not self._strings:
-            return False
-        return self._holds(self._tail(tokens)) and self._holds(self._decode(tokens))
-
-    def _holds(self, text: str) -> bool:
-        return any(s in text for s in self._strings)
-
-    def _tail(self, tokens: Sequence[int]) -> str:
-        """Decode the end of a completion, long enough to hold a string that its last token completed.
-
-        A token is mostly a byte or more, and what a decoder makes of the first tokens of a cut, half a
-        character or a lost space, stays at the front. Where tokens have no text the tail is made longer.
-        """
-        assert self._decode is not None
-        size = self._longest + _SLACK
-        text = self._decode(tokens[-size:])
-        while len(text) < self._longest + _SLACK and size < len(tokens):
-            size *= 2
-            text = self._decode(tokens[-size:])
-        return text
-
-
-# What may go wrong at the front of a cut: the rest of a character, at most three bytes, and a space.
-_SLACK = 4
 
 
 def _waves(num_prompts: int, size: int) -> Iterator[slice]:
@@ -225,7 +202,7 @@ def _check_prompt(prompt: np.ndarray, number: int, limit: int | None) -> None:
         )
 
 
-def _check(sampling: ports.Sampling, decode: Decoder | None) -> None:
+def _check(sampling: ports.Sampling, decode: endings.Decoder | None) -> None:
     """Refuse numbers that name no distribution, and strings that nobody can read."""
     wanted: Mapping[str, tuple[Any, bool, str]] = {
         "temperature": (sampling.temperature, 0.0 <= sampling.temperature < np.inf, "0 or more"),

@@ -110,7 +110,7 @@ def with_reference(
     params: ports.Params | None,
     packs: Sequence[pack.Pack],
 ) -> list[pack.Pack]:
-    """Return packs with the column `reference_logprobs`, where the algorithm needs it.
+    """Return packs with the column `reference_logprobs`, where the algorithm needs it and it is not there.
 
     They come from the same packs by the same functions as the policy's, so a policy that equals its reference
     has log-ratios of exactly 0. Nothing is drawn.
@@ -124,7 +124,8 @@ def with_reference(
     Raises:
         ValueError: the algorithm needs a reference, and none came.
     """
-    if "reference_logprobs" not in algorithm.needs:
+    there = all("reference_logprobs" in each.batch.terms.columns for each in packs)
+    if "reference_logprobs" not in algorithm.needs or there:
         return list(packs)
     if params is None:
         raise ValueError(

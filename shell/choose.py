@@ -19,7 +19,7 @@ from core.plan import cost
 from shell import config as config_
 from shell import methods, mistake, options, tiny
 
-ROWS = ("text", "pairs", "unpaired")
+ROWS = ("text", "pairs", "unpaired", "prompts")
 NEEDS = ("reference_logprobs", "mismatched", "values")
 ATTENTION = {"auto": None, "eager": "mask", "sdpa": "rectangles"}
 
@@ -50,7 +50,7 @@ def checked(found: algorithms.Algorithm, name: str = "algorithm") -> algorithms.
     unknown = sorted({*found.needs, *found.watches} - {"logprobs", *known})
     wanted = {
         "rows": (found.rows, found.rows not in ROWS, " or ".join(ROWS)),
-        "columns": ("a function", found.columns is not None, "None"),
+        "columns": ("a function", found.columns is not None and found.rows != "prompts", "None"),
         "needs": (", ".join(unknown), bool(unknown), f"of {', '.join(known)}"),
     }
     if "values" in found.needs and len({*found.needs, *found.watches}) > 1:

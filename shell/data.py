@@ -6,7 +6,7 @@ import itertools
 import json
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import attrs
 import numpy as np
@@ -190,7 +190,20 @@ def prepare(
     return _open(aside.kept(folder, key, lambda place: _write(opened, bound, place, progress)))
 
 
-def epoch_order(prepared: Prepared, *, seed: int | None, epoch: int) -> np.ndarray:
+class Parted(Protocol):
+    """Rows of one source or of several."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        ...
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Return which rows came from which source."""
+        ...
+
+
+def epoch_order(prepared: Parted, *, seed: int | None, epoch: int) -> np.ndarray:
     """Return the rows of one epoch in the order in which they are trained, int64 `[rows]`.
 
     Without weights an epoch is every row once. With weights it is as many draws as there are rows, of which

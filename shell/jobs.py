@@ -6,6 +6,7 @@ import pathlib
 import tempfile
 
 from adapters import ranks as processes
+from adapters import transformers_lm
 from core import algorithms, keys, steps
 from shell import (
     checkpoint,
@@ -16,6 +17,7 @@ from shell import (
     feed,
     files,
     finish,
+    generate,
     lock,
     log,
     loop,
@@ -27,6 +29,7 @@ from shell import (
     progress,
     references,
     resume,
+    rollout,
     signals,
     trackers,
 )
@@ -143,17 +146,39 @@ def _loaded(ready: prepare.Ready, *, fresh: bool) -> tuple[loop.Job, steps.Train
     """Load the model and make the state before the first step."""
     chosen = ready.command.options
     model, params = choose.model(chosen, ready.device, scalar="values" in ready.algorithm.needs)
+    prompted = ready.algorithm.rows == "prompts"
+    model = generate.tempered(model, chosen) if prompted else model
     referred = "reference_logprobs" in ready.algorithm.needs
     if chosen.init_from is not None and (fresh or referred):
         params = resume.weights(chosen, params)
     optimizer = choose.optimizer(chosen, ready.num_steps)
     state = steps.init(params, optimizer, ready.algorithm, key=keys.key(chosen.seed), place=ready.rows.start)
+    reference = references.frozen(params) if referred else None
     job = loop.Job(
         command=ready.command, algorithm=ready.algorithm, optimizer=optimizer, model=model, rows=ready.rows,
         held_out=ready.held_out, num_steps=ready.num_steps, packing=ready.packing, ranks=ready.ranks,
-        arrange=ready.arrange, reference=references.frozen(params) if referred else None,
+        arrange=ready.arrange, reference=reference,
+        rollouts=_rollouts(ready, model, reference) if prompted else None,
     )  # fmt: skip
     return job, state
+
+
+def _rollouts(
+    ready: prepare.Ready, model: transformers_lm.TransformersLM, reference: references.Reference | None
+) -> rollout.Rollouts:
+    """Return what writes samples out of prompts."""
+    chosen = ready.command.options
+    assert isinstance(ready.rows, rollout.Plan)
+    return rollout.Rollouts(
+        ready.rows,
+        generate.asking(model, ready.tokenizer, ready.functions, chosen, ready.ranks),
+        model=model,
+        algorithm=ready.algorithm,
+        packing=ready.packing,
+        reference=None if reference is None else reference.params,
+        mask_truncated=bool(chosen.mask_truncated_completions),
+        num_steps=ready.num_steps,
+    )
 
 
 def _journal(job: loop.Job, resumed: int | None, display: progress.Display) -> log.Journal:

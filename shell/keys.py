@@ -331,7 +331,7 @@ REFUSED: Mapping[str, Refused] = {
         "rewards are summed by reward_weights", (None, "sum_then_normalize")
     ),
     "neftune_noise_alpha": Refused("leave it out: embeddings get no noise", (None, 0)),
-    "num_generations_eval": Refused("use num_generations", (None,)),
+    "num_generations_eval": Refused("one completion a prompt is drawn in evaluation", (None,)),
     "off_policy_mask_threshold": Refused("use max_staleness", (None,)),
     "optim_args": Refused("use adam_beta1, adam_beta2, adam_epsilon, weight_decay", (None, "")),
     "optim_target_modules": Refused(_ADAMW, (None,)),
@@ -352,7 +352,6 @@ REFUSED: Mapping[str, Refused] = {
     "tf32": Refused("set the precision of matrix products in the environment"),
     "transformers_continuous_batching_config": Refused(_PAGED, (None,)),
     "use_adaptive_entropy": Refused(_ENTROPY),
-    "use_bias_correction_kl": Refused("the correction is always made", (None, True)),
     "use_bnb_nested_quant": Refused(_QUANTISED),
     "use_dora": Refused(_LORA),
     "use_liger": Refused("leave it out: the vocabulary is never materialized anyway"),

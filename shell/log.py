@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from shell import files, mistake, progress, trackers
+from shell import files, mistake, progress, table, trackers
 
 METRICS = "metrics.jsonl"
 RUN = "run.json"
@@ -46,8 +46,10 @@ class Journal:
         self._trackers = list(report_to)
         self._writes = writes
         self._last: dict[str, Any] = {}
+        self._rows: table.Rows = ()
         if writes:
             self._folder.mkdir(parents=True, exist_ok=True)
+            self._completions = table.File(self._folder, resumed=resumed)
             lines = [] if resumed is None else list(_until(self._folder / METRICS, resumed, display))
             files.replace(self._folder / METRICS, "".join(map(_line, lines)))
             self._last = lines[-1] if lines else {}
@@ -71,9 +73,25 @@ class Journal:
         self._put(_line(self._last).encode())
         self._track(step, values)
 
+    def completions(self, step: int, rows: table.Rows, *, shown: bool) -> None:
+        """Write what was drawn for a step into its file, and show some of it.
+
+        Args:
+            step: that it is trained in first.
+            rows: from `answers.table`; may be none.
+            shown: show a table, too: of these, or of those that came last.
+        """
+        self._rows = rows or self._rows
+        if self._writes and rows:
+            self._completions.write(step, rows)
+        if shown and self._rows:
+            self.display.table(self._rows)
+            self._rows = ()
+
     def sync(self) -> None:
         """Put the metrics so far on the disk: before a checkpoint, so that none is newer than its lines."""
         if self._writes:
+            self._completions.sync()
             os.fsync(self._file.fileno())
 
     def run(self, facts: Mapping[str, Any]) -> None:

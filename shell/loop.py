@@ -24,7 +24,9 @@ from shell import (
     meter,
     mistake,
     options,
+    prompts,
     references,
+    rollout,
     states,
 )
 
@@ -39,6 +41,7 @@ class Job:
         rows: what it is trained on; `held_out`: what it is evaluated on, if anything.
         arrange: what is made of the samples of a step.
         reference: the frozen parameters that the algorithm compares with; None where it needs none.
+        rollouts: writes the samples of the rows, which are prompts; None where rows are samples.
         num_steps: optimizer steps of the whole run.
         packing: how packs are made, the arguments of `feed.packs`.
         ranks: who shares the steps.
@@ -49,12 +52,13 @@ class Job:
     optimizer: optimizers.Optimizer
     model: transformers_lm.TransformersLM
     rows: feed.Feed
-    held_out: data.Prepared | None
+    held_out: data.Prepared | prompts.Prompts | None
     num_steps: int
     packing: Mapping[str, Any]
     ranks: ports.Ranks
     arrange: feed.Arrange = feed.as_they_come
     reference: references.Reference | None = None
+    rollouts: rollout.Rollouts | None = None
 
     @property
     def frozen(self) -> ports.Params | None:
@@ -109,8 +113,9 @@ def train(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter, stopped:
     while run.state.step < job.num_steps:
         done = run.state.step + 1
         due = {what: _due(job, what, done) for what in ("logging", "eval", "save")}
+        drawn = _drawn(job, run, gauge)
+        samples = drawn.samples
         with gauge.step() as timed:
-            samples, place = job.rows.take(run.state.place)
             watched = job.algorithm.watches if due["logging"] else ()
             packs = feed.packs(
                 samples, job.algorithm, needs=(*job.algorithm.needs, *watched), ranks=job.ranks, **job.packing
@@ -121,12 +126,13 @@ def train(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter, stopped:
             state, means = steps.train_step(
                 job.model, job.algorithm, job.optimizer, run.state, packs, donate=True, ranks=job.ranks
             )
-            timed.made(means)
+            timed.made({**means, **drawn.means})
         run = attrs.evolve(
             run,
-            state=attrs.evolve(state, place=place),
+            state=attrs.evolve(state, place=drawn.place),
             num_tokens=run.num_tokens + sum(len(s.tokens) for s in samples),
         )
+        journal.completions(done, drawn.table, shown=due["logging"])
         if due["logging"]:
             now = {"learning_rate": rate, "epoch": job.rows.epoch(run.state.place)}
             journal.log(done, {**gauge.read(), **now, "num_tokens": run.num_tokens})
@@ -153,15 +159,18 @@ def save(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter) -> None:
         if job.ranks.index == 0:
             journal.sync()
             tensors, values = states.split(run.state)
+            held, told = job.rollouts.split() if job.rollouts else ({}, None)
             values |= {
                 "algorithm": job.command.algorithm,
                 "options": config.to_yaml(chosen),
                 "num_tokens": run.num_tokens,
                 "scores": {str(step): score for step, score in run.scores.items()},
                 "rows": {"digest": job.rows.digest, "counts": attrs.asdict(job.rows.counts)},
+                "rollouts": told,
                 "measured": measured,
                 "reference": None if job.reference is None else job.reference.fingerprint,
             }
+            tensors |= held
             checkpoint.save(job.folder, run.state.step, tensors, values, note=journal.display.note)
             checkpoint.prune(job.folder, chosen.save_total_limit, newest=run.state.step, best=_best(job, run))
         processes.wait(job.ranks)
@@ -180,11 +189,23 @@ def restore(job: Job, template: steps.TrainState, saved: checkpoint.Saved, gauge
     gauge.join(values["measured"])
     if isinstance(job.rows, feed.Streamed):
         job.rows.counts = counts.Counts(**values["rows"]["counts"])
+    if job.rollouts is not None:
+        job.rollouts.join(saved.tensors, values["rollouts"])
     return Run(
         state=states.join(template, saved.tensors, values),
         num_tokens=values["num_tokens"],
         scores={int(step): score for step, score in values["scores"].items()},
     )
+
+
+def _drawn(job: Job, run: Run, gauge: meter.Meter) -> rollout.Drawn:
+    """Take the samples of the next step, or have them written."""
+    if job.rollouts is not None:
+        with gauge.part("rollouts"):
+            return job.rollouts.draw(run.state)
+    with gauge.part("steps"):
+        samples, place = job.rows.take(run.state.place)
+    return rollout.Drawn(samples=samples, place=place)
 
 
 def _evaluate(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter) -> Run:
@@ -201,8 +222,10 @@ def _evaluate(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter) -> R
 
 def _measured(job: Job, run: Run, gauge: meter.Meter, most: int | None = None) -> dict[str, float]:
     """Measure on the held-out rows, the first ones of them where `most` says so."""
-    assert job.held_out is not None
     with gauge.part("evaluating"):
+        if job.rollouts is not None and isinstance(job.held_out, prompts.Prompts):
+            return job.rollouts.evaluate(run.state, job.held_out, most)
+        assert isinstance(job.held_out, data.Prepared)
         return measure.measure(
             job.model, job.algorithm, run.state.params, job.held_out, carry=run.state.carry,
             packing=job.packing, batch_size=job.rows.batch_size, ranks=job.ranks, most=most,

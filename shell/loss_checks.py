@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from shell import entries, mistake, options
+from shell import entries, mistake, options, rollout_checks
 
 # Which losses read which number; the others would ignore it without a word.
 SMOOTHED = ("sigmoid", "sigmoid_norm", "robust", "exo_pair", "aot", "aot_unpaired")
@@ -17,7 +17,7 @@ def check(algorithm: str, chosen: options.Options, given: Mapping[str, entries.E
     Raises:
         Mistake: names the option, what came and what was wanted.
     """
-    wrong = _CHECKS.get(algorithm)
+    wrong = _CHECKS.get(options.reader(algorithm))
     told = wrong(chosen, given) if wrong else None
     if told:
         name, why = told
@@ -91,4 +91,10 @@ def _beta(chosen: options.Options) -> tuple[str, str] | None:
 
 _CHECKS: Mapping[
     str, Callable[[options.Options, Mapping[str, entries.Entry]], tuple[str, str] | None]
-] = {"dpo": _dpo, "kto": _kto}
+] = {
+    "dpo": _dpo,
+    "kto": _kto,
+    "grpo": rollout_checks.grpo,
+    "rloo": rollout_checks.rloo,
+    options.OWN: rollout_checks.own,
+}

@@ -7,7 +7,7 @@ from typing import Any
 
 from core import algorithms
 from core.losses import margins, pair_composition, preference, reward, unpaired
-from shell import options
+from shell import options, policies
 
 DIVERGENCES: Mapping[str, preference.Divergence] = {
     "forward_kl": margins.forward_kl,
@@ -52,6 +52,8 @@ BUILT: Mapping[str, Callable[[options.Options], algorithms.Algorithm]] = {
     "dpo": dpo,
     "kto": kto,
     "reward": reward_model,
+    "grpo": policies.grpo,
+    "rloo": policies.rloo,
 }
 
 

@@ -15,8 +15,8 @@ ALGORITHMS = {
     "dpo": True,
     "kto": True,
     "reward": True,
-    "grpo": False,
-    "rloo": False,
+    "grpo": True,
+    "rloo": True,
     "distill": False,
 }
 # Any `module:name`: such an algorithm brings its loss and numbers, and reads options of data and rollouts.
@@ -69,6 +69,8 @@ _device = partial(_option, "device", built=False)
 _lora = partial(_option, "adapters over frozen weights", built=False)
 _loss = partial(_option, "loss")
 _later = partial(_option, "loss", None, built=False)
+_number = partial(_option, "loss", None)
+_drawn = partial(_option, "rollouts", None)
 _rollout = partial(_option, "rollouts", None, built=False)
 
 _PREFERENCE = ("dpo", "kto")
@@ -125,6 +127,9 @@ class Options:
     )
     dataset_config: str | None = _data(None, "which configuration of a hub dataset")
     dataset_split: str = _data("train", "which split to train on")
+    task_options: dict[str, Any] | None = _data(
+        None, "of a task: size, seed, and what a task of reasoning_gym takes"
+    )
     eval_dataset: Rows = _data(None, "what to evaluate on, written like dataset", result=False)
     eval_split: str | None = _data(
         None, "which split to evaluate on; not set: all of a file, test of anything else", result=False
@@ -273,52 +278,55 @@ class Options:
     lmbda: float | None = _later(
         "part of the rows that the student writes", only={"distill": 1.0}, low=0, high=1
     )
-    epsilon: float | None = _later("how far the ratio may fall", only=_by(_POLICY, 0.2), low=0)
-    epsilon_high: float | None = _later(
+    epsilon: float | None = _number("how far the ratio may fall", only=_by(_POLICY, 0.2), low=0)
+    epsilon_high: float | None = _number(
         "how far it may rise; epsilon when not set", only=_by(_POLICY, None), low=0
     )
-    delta: float | None = _later("bound on the ratio of bad answers", only={"grpo": None}, above=1)
-    importance_sampling_level: Literal["token", "sequence"] | None = _later(
+    delta: float | None = _number("bound on the ratio of bad answers", only={"grpo": None}, above=1)
+    importance_sampling_level: Literal["token", "sequence"] | None = _number(
         "what has a ratio", only={"grpo": "token"}
     )
-    scale_rewards: Literal["group", "batch", "none"] | None = _later(
+    scale_rewards: Literal["group", "batch", "none"] | None = _number(
         "what divides advantages", only={"grpo": "group"}
     )
-    normalize_advantages: bool | None = _later("to mean 0, deviation 1", only={"rloo": False})
-    mask_truncated_completions: bool | None = _later("leave cut answers out", only=_by(_POLICY, False))
-    top_entropy_quantile: float | None = _later(
+    use_bias_correction_kl: bool | None = _number(
+        "multiply the divergence by the ratio", only={"grpo": False}
+    )
+    normalize_advantages: bool | None = _number("to mean 0, deviation 1", only={"rloo": False})
+    mask_truncated_completions: bool | None = _number("leave cut answers out", only=_by(_POLICY, False))
+    top_entropy_quantile: float | None = _number(
         "part of tokens kept, by entropy", only={"grpo": 1.0}, low=0, high=1
     )
-    entropy_coef: float | None = _later("weight of the entropy bonus", only={"grpo": 0.0})
-    sapo_temperature_neg: float | None = _later("of sapo, bad answers", only={"grpo": 1.05}, above=0)
-    sapo_temperature_pos: float | None = _later("of sapo, good answers", only={"grpo": 1.0}, above=0)
-    vespo_k_pos: float | None = _later("shape of vespo, good answers", only={"grpo": 2.0}, above=0)
-    vespo_lambda_pos: float | None = _later("rate of vespo, good answers", only={"grpo": 3.0}, above=0)
-    vespo_k_neg: float | None = _later("shape of vespo, bad answers", only={"grpo": 3.0}, above=0)
-    vespo_lambda_neg: float | None = _later("rate of vespo, bad answers", only={"grpo": 2.0}, above=0)
+    entropy_coef: float | None = _number("weight of the entropy bonus", only={"grpo": 0.0})
+    sapo_temperature_neg: float | None = _number("of sapo, bad answers", only={"grpo": 1.05}, above=0)
+    sapo_temperature_pos: float | None = _number("of sapo, good answers", only={"grpo": 1.0}, above=0)
+    vespo_k_pos: float | None = _number("shape of vespo, good answers", only={"grpo": 2.0}, above=0)
+    vespo_lambda_pos: float | None = _number("rate of vespo, good answers", only={"grpo": 3.0}, above=0)
+    vespo_k_neg: float | None = _number("shape of vespo, bad answers", only={"grpo": 3.0}, above=0)
+    vespo_lambda_neg: float | None = _number("rate of vespo, bad answers", only={"grpo": 2.0}, above=0)
 
-    num_generations: int | None = _rollout(
+    num_generations: int | None = _drawn(
         "completions of a prompt", only={"grpo": 8, "rloo": 2, OWN: 8}, low=1
     )
-    num_iterations: int | None = _rollout(
+    num_iterations: int | None = _drawn(
         "updates on the same completions", only=_by((*_POLICY, OWN), 1), low=1
     )
-    steps_per_generation: int | None = _rollout(
-        "steps between rollouts", only=_by((*_POLICY, OWN), None), low=1
+    steps_per_generation: int | None = _drawn(
+        "optimizer steps whose prompts are drawn at once", only=_by((*_POLICY, OWN), 1), low=1
     )
-    max_completion_length: int | None = _rollout(
+    max_completion_length: int | None = _drawn(
         "most tokens of a completion", only=_by(_ROLLOUTS, 512), low=1
     )
-    temperature: float | None = _rollout("of sampling", only=_by(_ROLLOUTS, 1.0), above=0)
-    top_p: float | None = _rollout(
+    temperature: float | None = _drawn("of sampling", only=_by(_ROLLOUTS, 1.0), above=0)
+    top_p: float | None = _drawn(
         "keep the likeliest tokens up to this sum", only=_by(_ROLLOUTS, 1.0), above=0, high=1
     )
-    top_k: int | None = _rollout("keep this many tokens; 0: all", only=_by(_ROLLOUTS, 0), low=0)
-    min_p: float | None = _rollout("least part of the likeliest", only=_by(_ROLLOUTS, None), low=0, high=1)
-    reward_funcs: tuple[str, ...] | str | None = _rollout(
-        "names or module:name", only=_by((*_POLICY, OWN), None)
+    top_k: int | None = _drawn("keep this many tokens; 0: all", only=_by(_ROLLOUTS, 0), low=0)
+    min_p: float | None = _drawn("least part of the likeliest", only=_by(_ROLLOUTS, None), low=0, high=1)
+    reward_funcs: tuple[str, ...] | str | None = _drawn(
+        "names or module:function; a task brings its own", only=_by((*_POLICY, OWN), None)
     )
-    reward_weights: tuple[float, ...] | None = _rollout(
+    reward_weights: tuple[float, ...] | None = _drawn(
         "one for each reward", only=_by((*_POLICY, OWN), None)
     )
     environment: str | None = _rollout("module:name of a class", only=_by(_ROLLOUTS, None))

@@ -8,7 +8,7 @@ import functools
 import math
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -20,7 +20,21 @@ from adapters import pick
 from adapters import ranks as processes
 from core import algorithms, ports
 from core.plan import cost
-from shell import choose, config, counts, data, encode, feed, mistake, progress, resume, sources
+from shell import (
+    choose,
+    config,
+    counts,
+    data,
+    encode,
+    feed,
+    generate,
+    mistake,
+    progress,
+    prompts,
+    resume,
+    rewards,
+    sources,
+)
 
 FALLBACK_BUDGET = 16384
 RESERVE = 0.4  # of the device's memory: the estimate knows neither allocator nor neighbors
@@ -38,6 +52,7 @@ class Ready:
         packing: how packs are made.
         device, ranks: where.
         num_steps: optimizer steps of the whole run.
+        functions: what scores completions, where rows are prompts.
     """
 
     command: config.Command
@@ -45,13 +60,14 @@ class Ready:
     tokenizer: transformers.PreTrainedTokenizerBase
     rows: feed.Feed
     preview: feed.Feed
-    held_out: data.Prepared | None
+    held_out: data.Prepared | prompts.Prompts | None
     arrange: feed.Arrange
     shape: cost.ModelShape
     packing: Mapping[str, Any]
     device: ports.Device
     ranks: ports.Ranks
     num_steps: int
+    functions: tuple[rewards.Reward, ...] = ()
 
 
 def ready(
@@ -64,6 +80,7 @@ def ready(
     *,
     training: bool = True,
     fresh: bool = True,
+    functions: Sequence[Callable[..., Any]] = (),
 ) -> Ready:
     """Check everything that can be checked before the model is loaded, and tokenize the rows.
 
@@ -75,6 +92,7 @@ def ready(
         algorithm: the caller's own; None: the one that the command names.
         training: False: only what evaluation needs.
         fresh: False: weights come from a checkpoint of the run's own.
+        functions: the caller's own rewards; none: those that the options name.
     """
     chosen = command.options
     _quiet()
@@ -82,6 +100,7 @@ def ready(
     opened = _opened(chosen.dataset, chosen, chosen.dataset_split, algorithm.rows)
     held = chosen.eval_dataset if training else None
     opened_eval = _opened(held, chosen, chosen.eval_split or "train", algorithm.rows)
+    scored = generate.functions(chosen, functions, opened) if algorithm.rows == "prompts" else ()
     dtype = choose.dtype(chosen, device, training=training)
     described = choose.config(chosen)
     choose.check_dropout(chosen, described)
@@ -113,7 +132,7 @@ def ready(
     return Ready(
         command=command, algorithm=algorithm, tokenizer=tokenizer, rows=feeding, preview=preview,
         held_out=held_out, arrange=arrange, shape=shape, packing=packing, device=device, ranks=ranks,
-        num_steps=num_steps,
+        num_steps=num_steps, functions=scored,
     )  # fmt: skip
 
 
@@ -149,14 +168,22 @@ def _opened(rows: Any, chosen: config.Options, split: str, kind: str) -> tuple[d
     """Open what `dataset` or `eval_dataset` names and look at its columns."""
     if rows is None:
         return ()
-    found = sources.find(rows, config=chosen.dataset_config, split=split, streaming=chosen.streaming)
-    return data.look(found, kind)
+    found = sources.find(
+        rows,
+        config=chosen.dataset_config,
+        split=split,
+        streaming=chosen.streaming,
+        task_options=chosen.task_options,
+    )
+    return prompts.look(found) if kind == "prompts" else data.look(found, kind)
 
 
 def _rules(
     opened: tuple[data.Opened, ...], chosen: config.Options, tokenizer: Any, limit: int | None
-) -> encode.Rules:
+) -> encode.Rules | prompts.Rules:
     """Bind the options of the rows to the tokenizer."""
+    if opened[0].rows == "prompts":
+        return generate.rules(opened, chosen, tokenizer, limit)
     return data.rules(
         opened,
         tokenizer=tokenizer,
@@ -171,7 +198,7 @@ def _rules(
 
 def _feeds(
     opened: tuple[data.Opened, ...],
-    bound: encode.Rules,
+    bound: encode.Rules | prompts.Rules,
     chosen: config.Options,
     folder: pathlib.Path,
     ranks: ports.Ranks,
@@ -181,8 +208,11 @@ def _feeds(
 ) -> tuple[feed.Feed, feed.Feed]:
     """Return the feed that is trained on, and one of the same samples to plan with."""
     batch_size, seed = chosen.batch_size, choose.data_seed(chosen)
-    if not chosen.streaming:
+    if not chosen.streaming or isinstance(bound, prompts.Rules):
         rows = _prepared(opened, bound, folder, ranks, display, vocab)
+        if isinstance(rows, prompts.Prompts):
+            feeding = generate.plan(rows, chosen, seed)
+            return feeding, feeding
         feeding = feed.Prepared(rows=rows, batch_size=batch_size, seed=seed, arrange=arrange)
         return feeding, feeding
     for name in ("save_strategy", "eval_strategy"):
@@ -199,12 +229,12 @@ def _feeds(
 
 def _prepared(
     opened: tuple[data.Opened, ...],
-    bound: encode.Rules,
+    bound: encode.Rules | prompts.Rules,
     folder: pathlib.Path,
     ranks: ports.Ranks,
     display: progress.Display,
     vocab: int,
-) -> data.Prepared:
+) -> data.Prepared | prompts.Prompts:
     """Tokenize the rows, the first rank before the others, and tell what was dropped or cut.
 
     What fails on the first rank fails on the others too when they try, so all end with the same line.
@@ -212,7 +242,11 @@ def _prepared(
     if ranks.index:
         processes.wait(ranks)
     try:
-        made = data.prepare(opened, bound, folder=folder / "prepared", progress=display.rows)
+        kept = {"folder": folder / "prepared", "progress": display.rows}
+        if isinstance(bound, prompts.Rules):
+            made = prompts.prepare(opened, bound, **kept)
+        else:
+            made = data.prepare(opened, bound, **kept)
     finally:
         if not ranks.index:
             processes.wait(ranks)
@@ -222,9 +256,7 @@ def _prepared(
     return made
 
 
-def _budget(
-    shape: cost.ModelShape, chosen: config.Options, device: ports.Device, *, referred: bool
-) -> int:
+def _budget(shape: cost.ModelShape, chosen: config.Options, device: ports.Device, *, referred: bool) -> int:
     """Return the unique tokens of a forward that fit the device, by the estimate, beside a reference."""
     memory = device.memory()
     if memory is None:

@@ -9,6 +9,8 @@ from typing import TextIO
 import rich.console
 import rich.progress
 
+from shell import table
+
 EVERY = 5.0
 """Seconds between lines about rows that are being tokenized."""
 
@@ -45,7 +47,7 @@ class Display:
         self._task = rich.progress.TaskID(0)
         self._total: int | None = None
         self._first: tuple[int, float] | None = None
-        self._told = clock()
+        self._told: float | None = None
 
     def note(self, text: str) -> None:
         """Tell something once; a text that came before is not told again."""
@@ -61,6 +63,7 @@ class Display:
             read: rows so far.
         """
         now = self._clock()
+        self._told = now if self._told is None else self._told
         if now - self._told >= EVERY:
             self._told = now
             self._print(f"{read:,} rows tokenized")
@@ -102,6 +105,17 @@ class Display:
         elif values:
             of = "" if self._total is None else f"/{self._total}"
             self._print("  ".join([f"step {step}{of}", *parts]))
+
+    def table(self, rows: table.Rows) -> None:
+        """Show completions with their rewards: a table above the bar, or lines.
+
+        Args:
+            rows: from `answers.table`.
+        """
+        if self._bar is not None:
+            self._bar.console.print(table.drawn(rows))
+        else:
+            self._print("\n".join(table.lines(rows)))
 
     def close(self) -> None:
         """Leave the bar as it stands and give the terminal back."""

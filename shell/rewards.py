@@ -128,6 +128,20 @@ def find(
     return tuple(found)
 
 
+def check(rewards: Sequence[Reward], columns: Sequence[str]) -> None:
+    """Refuse a function that takes what nobody gives it, before there is anything to score.
+
+    Args:
+        rewards: from `find`.
+        columns: of the dataset.
+
+    Raises:
+        Mistake: names the function, and what it takes.
+    """
+    for each in rewards:
+        _check(each, _named(each.function)[0], [*columns, *OFFERED])
+
+
 def score(rewards: Sequence[Reward], answers: Answers, state: State) -> Scored:
     """Call every function on all completions.
 
@@ -168,23 +182,34 @@ def score(rewards: Sequence[Reward], answers: Answers, state: State) -> Scored:
 
 def _called_with(reward: Reward, offered: Mapping[str, Any]) -> Any:
     """Call one function with what it takes; of an async one the coroutine is returned."""
-    try:
-        parameters = inspect.signature(reward.function).parameters.values()
-    except (TypeError, ValueError):  # a builtin without a signature
-        parameters = ()
-    anything = not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters)
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    lacking = [p.name for p in named if p.default is p.empty and p.name not in offered]
-    if lacking:
-        columns = [name for name in offered if name not in OFFERED]
-        near = difflib.get_close_matches(lacking[0], offered, n=1)
-        raise mistake.Mistake(
-            f"reward {reward.name} takes {lacking[0]!r}, which is no column of the dataset "
-            f"({', '.join(columns) or 'there are none beside prompt'})."
-            + (f" Did you mean {near[0]}?" if near else "")
-        )
+    named, anything = _named(reward.function)
+    _check(reward, named, list(offered))
     taken = dict(offered) if anything else {p.name: offered[p.name] for p in named if p.name in offered}
     return _guarded(reward.name, lambda: reward.function(**taken))
+
+
+def _named(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], bool]:
+    """Return the parameters that a function can be given by name, and whether it takes all others too."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature
+        return [], True
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _check(reward: Reward, named: Sequence[inspect.Parameter], offered: Sequence[str]) -> None:
+    """Refuse a function that takes what is not offered."""
+    lacking = [p.name for p in named if p.default is p.empty and p.name not in offered]
+    if not lacking:
+        return
+    columns = [name for name in offered if name not in (*OFFERED, "prompt", "completion")]
+    near = difflib.get_close_matches(lacking[0], offered, n=1)
+    raise mistake.Mistake(
+        f"reward {reward.name} takes {lacking[0]!r}, which is no column of the dataset "
+        f"({', '.join(columns) or 'there are none beside prompt'})."
+        + (f" Did you mean {near[0]}?" if near else "")
+    )
 
 
 def _all(returned: Sequence[Any], rewards: Sequence[Reward]) -> list[Any]:

@@ -53,20 +53,41 @@ def pairs(rows: Sequence[Located], rules: encode.Rules) -> tuple[list[list[trunc
     """
     both = [(where, row) for where, row in rows if isinstance(row, preferences.Pair)]
     drafts = _drafts([(where, side) for where, row in both for side in (row.chosen, row.rejected)], rules)
-    tally: collections.Counter[str] = collections.Counter(read=len(both))
+    aligned = [
+        _aligned(row, chosen, rejected, rules)
+        for (_, row), chosen, rejected in zip(both, drafts[::2], drafts[1::2], strict=True)
+    ]
+    return cut(aligned, [row.margin for _, row in both], rules)
+
+
+def cut(
+    aligned: Sequence[Aligned], margins: Sequence[float], rules: encode.Rules
+) -> tuple[list[list[truncate.Piece]], counts.Counts]:
+    """Bring both sides of pairs within `max_length`, their prompts alike.
+
+    `keep_start` cuts the ends of answers. `keep_end` takes tokens from the beginning of both prompts alike, as
+    long as one is left to predict the first of the answer; what is still too long is cut at its end. A pair
+    one side of which has nothing to train is dropped.
+
+    Args:
+        aligned: encoded pairs.
+        margins: of the pairs.
+        rules: the limit, and which end is cut.
+
+    Returns:
+        The samples of each pair (none where it was dropped), and the counts.
+    """
+    tally: collections.Counter[str] = collections.Counter(read=len(aligned))
     dropped: collections.Counter[str] = collections.Counter()
     result: list[list[truncate.Piece]] = []
-    for (_, row), chosen, rejected in zip(both, drafts[::2], drafts[1::2], strict=True):
-        aligned = _aligned(row, chosen, rejected, rules)
-        spans = _spans(aligned, rules)
-        pieces = [
-            _piece(side, span, row.margin) for side, span in zip(aligned.sides, spans, strict=bool(spans))
-        ]
-        reason = _why_not(aligned, pieces)
+    for one, margin in zip(aligned, margins, strict=True):
+        spans = _spans(one, rules)
+        pieces = [_piece(side, span, margin) for side, span in zip(one.sides, spans, strict=bool(spans))]
+        reason = _why_not(one, pieces)
         if reason:
             dropped[reason] += 1
         else:
-            _count(tally, aligned, pieces, spans)
+            _count(tally, one, pieces, spans)
         result.append([] if reason else pieces)
     return result, counts.Counts(**tally, dropped=dict(dropped))
 
@@ -156,11 +177,7 @@ def _apart(row: preferences.Pair, rules: encode.Rules) -> Aligned:
 
 
 def _spans(aligned: Aligned, rules: encode.Rules) -> list[tuple[int, int]]:
-    """Return what is kept of each side, none where the pair is dropped for its length.
-
-    `keep_end` takes tokens from the beginning of both prompts alike, as long as one is left to predict the
-    first of the answer; what is still too long is cut at its end.
-    """
+    """Return what is kept of each side, none where the pair is dropped for its length."""
     lengths = [len(side.tokens) for side in aligned.sides]
     limit = rules.max_length or max(lengths)
     over = max(lengths) - limit

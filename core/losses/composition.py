@@ -110,6 +110,21 @@ def weighted(
     return values * weight, {**seen, **watched}
 
 
+def observed(scores: pack.Scores, batch: pack.Batch, *, loss: Loss) -> policy.Values:
+    """Report how far the trainer has drifted from the generator; the loss stays as it is.
+
+    Args:
+        scores: `logprobs` (nats), and what `loss` reads.
+        batch: columns `sampled_logprobs` and, but for the first update, `old_logprobs` (nats).
+        loss: what is minimised.
+
+    Returns:
+        What `loss` returns, and `sampling/...` of each token.
+    """
+    values, seen = loss(scores, batch)
+    return values, {**ratios.token_truncate(scores, batch)[1], **seen}
+
+
 def top_entropy(scores: pack.Scores, batch: pack.Batch, *, loss: Loss, part: float = 0.2) -> policy.Values:
     """Train only the tokens where the policy was least sure what to say.
 

@@ -1,4 +1,4 @@
-"""Run as a program by a launcher: each rank makes the runs of a plan, one after the other, and exits with the worst status.
+"""Run as a program by a launcher: each rank makes the runs of a plan, one after the other.
 
     torchrun --nproc_per_node 2 -m tests.shell.ranked PLAN.json
 

@@ -23,7 +23,7 @@ PLANNED = ("batch/packing_ratio", "batch/flop_ratio", "batch/row_fill_frac", "ba
 
 
 def words(folder: pathlib.Path, **options: Any) -> list[str]:
-    """Return a command line: the small run, with options added or replaced; `algorithm` is sft when not said."""
+    """Return a command line: the small run with options added or replaced; `algorithm` is sft by default."""
     algorithm = options.pop("algorithm", "sft")
     named = dict(zip(SMALL[::2], SMALL[1::2], strict=True))
     named |= {f"--{name}": _word(value) for name, value in options.items()}

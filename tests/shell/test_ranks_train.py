@@ -77,7 +77,7 @@ def test_accelerate_launches_a_run_that_goes_on_from_one_process(tmp_path, alone
     options = {**_options("one pack"), "save_steps": 2}
     folder = tmp_path / "out"
     assert runs.run(folder, **{**options, "max_steps": 2}) == 0
-    # What accelerate calls --multi_gpu is torchrun under its own settings; its --cpu starts one process, or MPI.
+    # What accelerate calls --multi_gpu is torchrun under its own settings; its --cpu is one process, or MPI.
     launcher = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2")
     more = ("--rdzv_backend", "c10d", "--main_process_port", "0", "--num_machines", "1")
     more += ("--mixed_precision", "no", "--dynamo_backend", "no")

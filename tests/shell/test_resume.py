@@ -5,13 +5,12 @@ import pathlib
 import shutil
 import signal
 
-import numpy as np
 import pytest
 import transformers
 import yaml
 
 from core import steps as verbs
-from shell import checkpoint, config, data, feed, log, options
+from shell import checkpoint, config, feed, log, options
 from tests.shell import runs, words
 
 
@@ -374,28 +373,6 @@ def test_dropout_draws_the_same_after_a_stop_and_none_in_evaluation(tmp_path, mo
     drawn = runs.made(tmp_path / "drawn", **{**plan, "learning_rate": 0})
     assert runs.metrics(drawn)[-1]["eval_loss"] == runs.metrics(still)[-1]["eval_loss"]
     assert runs.metrics(drawn)[-1]["loss"] != runs.metrics(still)[-1]["loss"]
-
-
-def test_a_place_far_in_the_data_reads_the_rows_of_its_step_alone():
-    read = []
-
-    class Rows:
-        parts = (data.Part(name="rows", start=0, stop=1_000_000),)
-
-        def __len__(self):
-            return 1_000_000
-
-        def samples(self, row):
-            read.append(row)
-            return [row]
-
-    feeding = feed.Prepared(rows=Rows(), batch_size=8, seed=3)
-    taken, place = feeding.take(900_000)
-    assert (len(taken), place) == (8, 900_008)
-    assert read == taken
-    order = data.epoch_order(Rows(), seed=3, epoch=0)
-    assert taken == order[900_000:900_008].tolist()
-    assert np.array_equal(np.sort(order), np.arange(1_000_000))
 
 
 def test_a_checkpoint_holds_no_pickle(whole: pathlib.Path):

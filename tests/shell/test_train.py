@@ -1,5 +1,6 @@
 """A run from end to end: what it leaves and what that says."""
 
+import io
 import json
 import os
 
@@ -9,7 +10,7 @@ import torch
 import transformers
 
 from core import algorithms
-from shell import api, config, evaluate, tiny
+from shell import api, config, evaluate, progress, tiny
 from tests.shell import runs
 
 EVERY = {
@@ -173,3 +174,18 @@ def test_rows_longer_than_the_model_are_told_and_nothing_of_a_libraries_noise_is
     lines = err.splitlines()
     assert (code, out) == (0, "")
     assert [line.partition(" ")[0] for line in lines] == ["1", "step", "done:"], err
+
+
+def test_a_long_tokenization_says_how_far_it_is_now_and_then():
+    seconds = iter([1.0, 6.0, 7.0, 11.5])
+    shown = io.StringIO()
+    display = progress.Display(stream=shown, clock=lambda: next(seconds))
+    for read in (1000, 2000, 3000, 4000):
+        display.rows(read)
+    assert shown.getvalue() == "2,000 rows tokenized\n4,000 rows tokenized\n"
+
+
+def test_a_run_tells_of_its_tokenization(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("shell.progress.EVERY", 0.0)
+    runs.made(tmp_path / "out", max_steps=1)
+    assert "24 rows tokenized" in capsys.readouterr().err
