@@ -135,6 +135,7 @@ _VALUES: Mapping[str, Callable[[Any], Any]] = {
     "loss_type": _swap({"chunked_nll": "nll"}),
     "max_steps": _swap({-1: None}),
     "packing": _swap({True: "tree", False: "none", None: "none"}),
+    "truncation": _swap({"cut": "keep_start"}),
     "pad_to_multiple_of": _swap({"auto": None}),
     "report_to": _trackers,
     "save_strategy": _STRATEGY,

@@ -45,7 +45,10 @@ def _smoothing(chosen: options.Options, names: tuple[str, ...]) -> tuple[str, st
     if smoothing and not set(names) & set(SMOOTHED):
         return "label_smoothing", f"{smoothing} came, and {told} has none; {' '.join(SMOOTHED)} read it."
     if not smoothing and "exo_pair" in names:
-        return "label_smoothing", f"{smoothing} came; exo_pair is infinite at 0: above 0 was wanted, as 0.001."
+        return (
+            "label_smoothing",
+            f"{smoothing} came; exo_pair is infinite at 0: above 0 was wanted, as 0.001.",
+        )
     if smoothing == 0.5 and "robust" in names:
         return "label_smoothing", "0.5 came; robust divides by 1 - 2 label_smoothing: below 0.5 was wanted."
     return None
@@ -69,7 +72,10 @@ def _unread(
         return "f_alpha_divergence_coef", "only f_divergence_type alpha_divergence reads it; set both."
     over = [name for name in names if name in OVER_STEP]
     if chosen.use_weighting and over:
-        return "use_weighting", f"{over[0]} compares ranks, not pairs, so its pairs cannot be weighed; leave it out."
+        return (
+            "use_weighting",
+            f"{over[0]} compares ranks, not pairs, so its pairs cannot be weighed; leave it out.",
+        )
     return None
 
 
@@ -89,9 +95,7 @@ def _beta(chosen: options.Options) -> tuple[str, str] | None:
     return None if chosen.beta else ("beta", f"{chosen.beta} came; above 0 was wanted.")
 
 
-_CHECKS: Mapping[
-    str, Callable[[options.Options, Mapping[str, entries.Entry]], tuple[str, str] | None]
-] = {
+_CHECKS: Mapping[str, Callable[[options.Options, Mapping[str, entries.Entry]], tuple[str, str] | None]] = {
     "dpo": _dpo,
     "kto": _kto,
     "grpo": rollout_checks.grpo,

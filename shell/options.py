@@ -250,7 +250,9 @@ class Options:
         only={"dpo": 0.1, "kto": 0.1, "grpo": 0.0, "rloo": 0.05, "distill": 1.0},
         low=0,
     )
-    label_smoothing: float | None = _loss(None, "how often labels are wrong", only={"dpo": 0.0}, low=0, high=0.5)
+    label_smoothing: float | None = _loss(
+        None, "how often labels are wrong", only={"dpo": 0.0}, low=0, high=0.5
+    )
     discopop_tau: float | None = _loss(None, "temperature of discopop", only={"dpo": 0.05}, above=0)
     ld_alpha: float | None = _loss(
         None, "weight of the longer answer's surplus", only={"dpo": None}, low=0, high=1
@@ -314,9 +316,7 @@ class Options:
     steps_per_generation: int | None = _drawn(
         "optimizer steps whose prompts are drawn at once", only=_by((*_POLICY, OWN), 1), low=1
     )
-    max_completion_length: int | None = _drawn(
-        "most tokens of a completion", only=_by(_ROLLOUTS, 512), low=1
-    )
+    max_completion_length: int | None = _drawn("most tokens of a completion", only=_by(_ROLLOUTS, 512), low=1)
     temperature: float | None = _drawn("of sampling", only=_by(_ROLLOUTS, 1.0), above=0)
     top_p: float | None = _drawn(
         "keep the likeliest tokens up to this sum", only=_by(_ROLLOUTS, 1.0), above=0, high=1
@@ -326,9 +326,7 @@ class Options:
     reward_funcs: tuple[str, ...] | str | None = _drawn(
         "names or module:function; a task brings its own", only=_by((*_POLICY, OWN), None)
     )
-    reward_weights: tuple[float, ...] | None = _drawn(
-        "one for each reward", only=_by((*_POLICY, OWN), None)
-    )
+    reward_weights: tuple[float, ...] | None = _drawn("one for each reward", only=_by((*_POLICY, OWN), None))
     environment: str | None = _rollout("module:name of a class", only=_by(_ROLLOUTS, None))
     tools: tuple[str, ...] | None = _rollout("module:name of functions", only=_by(_ROLLOUTS, None))
     engine: Literal["built_in", "vllm"] | None = _rollout("what generates", only=_by(_ROLLOUTS, "built_in"))

@@ -119,7 +119,7 @@ def _letters(size: int, seed: int) -> Iterator[Row]:
             return
         key = _key(f"letters {seed} {number}")
         word = "".join("abcdefgh"[(key >> 3 * place) & 7] for place in range(3))
-        yield _row(word, word[::-1])
+        yield _row(word, word)
 
 
 def _row(question: str, answer: str) -> Row:

@@ -13,8 +13,7 @@ from tests.shell import words
 
 PLAIN = """{%- for m in messages -%}
 {{- '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
+{%- endfor -%}{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
 
 # The last assistant turn is printed with a block of thoughts, empty where none are given; others without.
 THINKING = """{%- for m in messages -%}
@@ -395,11 +394,7 @@ def test_real_tokenizers_train_answers_alone(tmp_path, folder, template):
     end = tokenizer.eos_token
     assert tokenizer.decode(one.tokens[one.trained]).replace(" ", "") == f"yo{end}so🙂é\n好{end}"
     if template:
-        library = tokenizer.apply_chat_template(
-            TALK,
-            chat_template=(place / template).read_text(),
-            return_dict=True,
-            return_assistant_tokens_mask=True,
-        )
+        wanted = {"return_dict": True, "return_assistant_tokens_mask": True}
+        library = tokenizer.apply_chat_template(TALK, chat_template=(place / template).read_text(), **wanted)
         assert one.trained.tolist() == [bool(number) for number in library["assistant_masks"]]
         assert one.tokens.tolist() == library["input_ids"]

@@ -208,3 +208,8 @@ def test_every_option_has_a_type_a_line_of_help_and_a_default_that_it_takes():
                 usual = list(usual) if isinstance(usual, tuple) else usual
                 entry = entries.Entry(key=name, value=usual, where=name)
                 assert checks.typed(algorithm, name, entry) is not None
+
+
+def test_cutting_a_long_row_keeps_its_start():
+    words = ["sft", "--model", "tiny", "--dataset", "demo", "--truncation", "cut"]
+    assert config.parse(words).options.truncation == "keep_start"

@@ -105,7 +105,11 @@ def test_of_several_messages_in_an_answer_the_assistants_are_trained(tmp_path):
         ("pairs", TALK | {"prompt": []}, "row 0.*column prompt: the list of messages is empty"),
         ("pairs", TALK | {"prompt": "Other."}, "row 0.*column prompt: text came beside"),
         ("pairs", TALK | {"chosen": [words.user("Me?")]}, "row 0.*column chosen.*role user; two answers"),
-        ("pairs", TALK | {"chosen": [*TALK["chosen"], words.user("?")]}, "row 0.*last message has the role user"),
+        (
+            "pairs",
+            TALK | {"chosen": [*TALK["chosen"], words.user("?")]},
+            "row 0.*last message has the role user",
+        ),
         ("pairs", {"chosen": ASKED, "rejected": ASKED}, "row 0.*role user"),
     ],
 )
@@ -249,7 +253,9 @@ def test_a_stream_gives_the_pairs_of_a_list(tmp_path):
     for number, both in enumerate(drawn):
         wanted = prepared.samples(number)
         assert [one.unit for one in both] == [number, number]
-        assert [(o.tokens.tolist(), o.columns) for o in both] == [(o.tokens.tolist(), o.columns) for o in wanted]
+        assert [(o.tokens.tolist(), o.columns) for o in both] == [
+            (o.tokens.tolist(), o.columns) for o in wanted
+        ]
 
 
 def test_rows_for_another_kind_of_training_are_other_prepared_data(tmp_path):
