@@ -113,7 +113,7 @@ class Decode:
         self._room = min(_FIRST_ROOM, limit)
         self._length = 0
         self._own: dict[int, tree_attention.KeysValues] = {}
-        self._spans: dict[int, tuple[Span, ...]] = {}
+        self._runs: dict[int, list[list[Span]]] = {}
 
     def advance(self, tokens: Int64[Tensor, " rows"]) -> None:
         """Take the rows' next token; attention of one forward of these must follow."""
@@ -124,7 +124,7 @@ class Decode:
         depths = self._prompts.tree.depths[self._leaves] + self._length
         self.tokens, self.depths = tokens, torch.from_numpy(depths).to(tokens.device)
         self.max_depth = int(depths.max())
-        self._spans = {0: self._spans[0]} if 0 in self._spans else {}
+        self._runs = {0: self._runs[0]} if 0 in self._runs else {}
 
     def keep(self, rows: Int64[np.ndarray, " kept"]) -> None:
         """Let all rows go but these, ascending."""
@@ -139,7 +139,7 @@ class Decode:
 
         for layer, (k, v) in self._own.items():  # one layer at a time, so that only one is held twice
             self._own[layer] = (some(k), some(v))
-        self._spans = {}
+        self._runs = {}
 
     def attend(
         self,
@@ -165,20 +165,32 @@ class Decode:
         """
         kv, rows = key.shape[1:3]
         grouped = query[0].unflatten(0, (kv, -1)).permute(2, 0, 1, 3)
+        group = grouped.shape[2]
         first = max(0, self._length - window) if window else 0
         own_key, own_value = (held[:, :, first : self._length] for held in self._written(layer, key, value))
         out, lse = _part(grouped, own_key, own_value, scale, softcap)
+        folded = grouped.transpose(0, 1).flatten(1, 2)[None]
         prompt_key, prompt_value = self._prompts.layers[layer]
-        for span in self._seen(window):
-            own, nodes = span
-            folded = grouped[own].transpose(0, 1).flatten(1, 2)[None]
-            part, part_lse = _part(folded, prompt_key[:, :, nodes], prompt_value[:, :, nodes], scale, softcap)
-            part = part[0].unflatten(1, (-1, grouped.shape[2])).transpose(0, 1)
-            part_lse = part_lse[0].unflatten(1, (-1, grouped.shape[2])).transpose(0, 1)
+        for run in self._seen(window):
+            parts = [
+                _part(
+                    folded[:, :, group * span.rows.start : group * span.rows.stop],
+                    prompt_key[:, :, span.nodes],
+                    prompt_value[:, :, span.nodes],
+                    scale,
+                    softcap,
+                )
+                for span in run
+            ]
+            some, some_lse = (
+                parts[0] if len(run) == 1 else (torch.cat(t, 2) for t in zip(*parts, strict=True))
+            )
+            some, some_lse = (t[0].unflatten(1, (-1, group)).transpose(0, 1) for t in (some, some_lse))
+            own = slice(run[0].rows.start, run[-1].rows.stop)
             # exp(b) / (exp(a) + exp(b)) = sigmoid(b - a)
-            weight = (part_lse - lse[own]).sigmoid_()[..., None].to(out.dtype)
-            out[own] = torch.lerp(out[own], part, weight)
-            lse[own] = torch.logaddexp(lse[own], part_lse)
+            weight = (some_lse - lse[own]).sigmoid_()[..., None].to(out.dtype)
+            out[own] = torch.lerp(out[own], some, weight)
+            lse[own] = torch.logaddexp(lse[own], some_lse)
         if sinks is not None:
             out *= (lse - sinks.reshape(kv, -1)).sigmoid_()[..., None].to(out.dtype)
         return out.reshape(1, rows, -1, value.shape[-1])
@@ -198,21 +210,20 @@ class Decode:
         wider[:, :, : self._length] = held
         return wider
 
-    def _seen(self, window: int) -> tuple[Span, ...]:
+    def _seen(self, window: int) -> list[list[Span]]:
         """Return what rows see of the prompts, made once a step for all layers of a window."""
         window = window if self.max_depth >= window else 0
-        if 0 not in self._spans:
-            self._spans[0] = spans(self._prompts.tree, self._leaves)
-        if window not in self._spans:
-            self._spans[window] = tuple(self._cut(window))
-        return self._spans[window]
+        if window not in self._runs:
+            whole = spans(self._prompts.tree, self._leaves)
+            self._runs[window] = runs(self._cut(whole, window) if window else whole, len(self._leaves))
+        return self._runs[window]
 
-    def _cut(self, window: int) -> list[Span]:
+    def _cut(self, whole: Sequence[Span], window: int) -> list[Span]:
         """Cut spans to a window; rows of one prompt are at one position, those of several are not."""
         starts = np.flatnonzero(np.diff(self._leaves, prepend=-1))
         depths = self._prompts.tree.depths
         found = []
-        for rows, nodes in self._spans[0]:
+        for rows, nodes in whole:
             inside = starts[(starts >= rows.start) & (starts < rows.stop)]
             for start, stop in zip(inside, np.append(inside[1:], rows.stop), strict=True):
                 nearest = int(depths[self._leaves[start]]) + self._length - window + 1
@@ -222,7 +233,7 @@ class Decode:
         return found
 
 
-def spans(tree: prefix_tree.PrefixTree, leaves: Int64[np.ndarray, " rows"]) -> tuple[Span, ...]:
+def spans(tree: prefix_tree.PrefixTree, leaves: Int64[np.ndarray, " rows"]) -> list[Span]:
     """Return the runs of nodes that the same rows descend from, so that each row's make up its prompt.
 
     Args:
@@ -236,7 +247,30 @@ def spans(tree: prefix_tree.PrefixTree, leaves: Int64[np.ndarray, " rows"]) -> t
     starts = np.flatnonzero(new)
     edges = zip(starts.tolist(), [*starts[1:].tolist(), len(nodes)], strict=True)
     whole = [Span(slice(int(first[a]), int(last[a])), slice(a, b)) for a, b in edges]
-    return tuple(span for span in whole if span.rows.start < span.rows.stop)
+    return [span for span in whole if span.rows.start < span.rows.stop]
+
+
+def runs(found: Sequence[Span], num_rows: int) -> list[list[Span]]:
+    """Put spans together whose rows follow each other, so that they are merged at once.
+
+    Args:
+        found: in the order of their nodes, so that those of one row come from its root down.
+        num_rows: of all.
+    """
+    above = np.zeros(num_rows, np.int64)
+    levels: list[tuple[int, int]] = []
+    for number, span in enumerate(found):
+        levels.append((int(above[span.rows.start]), number))
+        above[span.rows] += 1
+    made: list[list[Span]] = []
+    for level, number in sorted(levels):
+        span = found[number]
+        if made and made[-1][-1].rows.stop == span.rows.start and level == last:
+            made[-1].append(span)
+        else:
+            made.append([span])
+        last = level
+    return made
 
 
 def _part(

@@ -101,6 +101,11 @@ def _marked_spans(
     chat: chats.Chat, messages: Sequence[chats.Message], tools: Sequence[Any] | None, text: str
 ) -> list[Span]:
     """Read the spans off a print in which the generation markers are characters."""
+    if chats.OPEN in text or chats.CLOSE in text:
+        raise mistake.Mistake(
+            f"the text holds {chats.OPEN!a} or {chats.CLOSE!a}, private characters that mark the assistant's "
+            "turns here; take them out of the row."
+        )
     marked = chats.render(chat, messages, tools, template=chat.marked)
     if marked.replace(chats.OPEN, "").replace(chats.CLOSE, "") != text:
         raise mistake.Mistake(
