@@ -263,13 +263,12 @@ def runs(found: Sequence[Span], num_rows: int) -> list[list[Span]]:
         levels.append((int(above[span.rows.start]), number))
         above[span.rows] += 1
     made: list[list[Span]] = []
-    for level, number in sorted(levels):
+    for _, number in sorted(levels):
         span = found[number]
-        if made and made[-1][-1].rows.stop == span.rows.start and level == last:
+        if made and made[-1][-1].rows.stop == span.rows.start:
             made[-1].append(span)
         else:
             made.append([span])
-        last = level
     return made
 
 

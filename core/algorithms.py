@@ -27,14 +27,15 @@ from core.losses import (
 from core.losses import (
     reward as reward_models,
 )
+from core.plan import batching
 
 Rows = Literal["text", "pairs", "unpaired", "prompts"]
-Couples = Literal["token", "sample", "pair", "group", "step"]
+Couples = batching.Couples
 
 
 @attrs.frozen(kw_only=True)
 class Algorithm:
-    """What is trained on, what is minimised, and what it reads; packs, trees and ranks are not its business.
+    """What is trained on, what is minimized, and what it reads; packs, trees and ranks are not its business.
 
     Attributes:
         loss: `(scores, batch) -> (values, metrics)`: one value a row, sample or pair, and metrics likewise.
@@ -67,7 +68,7 @@ class Algorithm:
     next_carry: Callable[[Mapping[str, float], Mapping[str, float]], Mapping[str, float]] | None = None
 
     def evolve(self, **changes: Any) -> "Algorithm":
-        """Return a variant with some fields changed; `linear` must be said anew of another loss or reduction."""
+        """Return a variant with some fields changed; of another loss or reduction `linear` is said anew."""
         known = {} if changes.keys() & {"linear", "loss", "reduce"} == set() else {"linear": False}
         return attrs.evolve(self, **(known | changes))
 

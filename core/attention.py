@@ -234,7 +234,5 @@ def _walk(
                 continue
             far = query_depths[q, None] - key_depths[None, k]
             hidden = (far < 0) | (far >= window) if causal else far >= window
-            # A finite number: a row that sees nothing of a block gets a weight of exactly 0 where -inf gives
-            # NaN.
             mask = torch.zeros(far.shape, dtype=dtype).masked_fill_(hidden, FAR * torch.finfo(dtype).max)
             yield _Block(bool(causal), False, q, k, mask)

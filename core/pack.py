@@ -166,7 +166,14 @@ def field(scores: Scores, name: str) -> Float[Tensor, " terms"]:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Counts:
-    """Counts of a whole step on the host; every pack of the step is given the same ones."""
+    """Counts of a whole step on the host; every pack of the step is given the same ones.
+
+    Attributes:
+        terms, samples, groups, pairs, chosen_terms, mismatched: as in `Totals`.
+        group_terms, group_samples: trained tokens and samples of each group.
+        columns: names of the samples' columns, and whether each has a number a token: those of a pack with
+            nothing in it, which a rank without work runs.
+    """
 
     terms: int
     samples: int
@@ -176,6 +183,7 @@ class Counts:
     mismatched: int
     group_terms: Mapping[int, int]
     group_samples: Mapping[int, int]
+    columns: Mapping[str, bool] = attrs.field(factory=dict)
 
 
 def count(samples: Sequence[sample.Sample]) -> Counts:
@@ -199,6 +207,7 @@ def count(samples: Sequence[sample.Sample]) -> Counts:
         mismatched=sum(mismatched),
         group_terms=group_terms,
         group_samples=group_samples,
+        columns={n: isinstance(v, np.ndarray) for s in samples[:1] for n, v in s.columns.items()},
     )
 
 
@@ -223,7 +232,7 @@ def build(
         dtype: of the columns that are not integers.
         device: where the tensors live; the attention table stays on the host.
     """
-    tree = prefix_tree.build([s.tokens for s in samples], keys=_keys(samples), share=share)
+    tree = prefix_tree.build([s.tokens for s in samples], keys=[s.share for s in samples], share=share)
     nodes, offsets = prefix_tree.paths(tree)
     trained = np.concatenate([s.trained for s in samples]) if samples else np.zeros(0, np.bool_)
     rows = nodes[trained]
@@ -274,8 +283,9 @@ def _batch(
     device: torch.device | str,
 ) -> Batch:
     """Make the table of the samples of one pack."""
-    names = {name: values for s in samples for name, values in s.columns.items()}
-    per_term = {n for n, v in names.items() if isinstance(v, np.ndarray)}
+    names = {n: isinstance(v, np.ndarray) for s in samples for n, v in s.columns.items()}
+    names = names if samples else counts.columns
+    per_term = {n for n, is_row in names.items() if is_row}
     groups = list(dict.fromkeys(s.group for s in samples))
     place = {g: i for i, g in enumerate(groups)}
     owner = np.repeat(np.arange(len(samples)), lengths)[trained]
@@ -288,7 +298,7 @@ def _batch(
         return torch.tensor(np.asarray(values, dtype=np.float64), dtype=dtype, device=device)
 
     def term_column(name: str) -> Tensor:
-        return floats(np.concatenate([s.columns[name] for s in samples])[trained])
+        return floats(np.concatenate([s.columns[name] for s in samples])[trained] if samples else [])
 
     return Batch(
         terms=Axis(columns={"sample": ints(owner), **{n: term_column(n) for n in sorted(per_term)}}),
@@ -325,13 +335,6 @@ def _pairs(samples: Sequence[sample.Sample]) -> list[tuple[int, int]]:
     for i, s in enumerate(samples):
         units.setdefault(s.unit, []).append(i)
     return [(u[0], u[1]) for u in units.values() if len(u) == 2]
-
-
-def _keys(samples: Sequence[sample.Sample]) -> list[np.ndarray] | None:
-    """Return share keys, zeros where a sample has none; None when nobody has any."""
-    if all(s.share is None for s in samples):
-        return None
-    return [np.zeros(len(s.tokens), np.int64) if s.share is None else s.share for s in samples]
 
 
 def _column(name: str, columns: Mapping[str, Tensor]) -> Tensor:

@@ -3,11 +3,9 @@
 Protocols and records only. Where PyTorch and a functional core meet, these rules hold:
 
 * Differentiation belongs to the adapter (`Model.pull_back`): sharded modules ignore swapped parameters and
-answer only to
-  `.backward()`, so the core never calls autograd on parameters.
+  answer only to `.backward()`, so the core never calls autograd on parameters.
 * `params` is a mapping from names to tensors. A plain model reads exactly these tensors; a sharded or wrapped
-one may take
-  it as a handle to its own.
+  one may take it as a handle to its own.
 * Forward and backward run inside one swap of the parameters; whatever is recomputed re-enters the swap.
 """
 

@@ -85,8 +85,7 @@ def sequence_sum(scores: pack.Scores, batch: pack.Batch) -> Float[Tensor, " term
         s = exp(sum_t(logp_t - logp_old_t))
 
     Ahmadian et al. 2024, RLOO (arXiv:2402.14740): the whole answer is one action. It leaves 1 faster the
-    longer
-    the answer: .012 a token is 3.32 over 100.
+    longer the answer: .012 a token is 3.32 over 100.
 
     Args:
         scores: `logprobs` (nats).

@@ -1,6 +1,6 @@
-"""Sums and means of rows over the samples and groups that they belong to.
+"""Sums and means of rows over the samples that they belong to.
 
-Axes: terms, samples, groups.
+Axes: terms, samples.
 """
 
 import torch
@@ -18,11 +18,6 @@ def sample_sums(values: Float[Tensor, " terms"], batch: pack.Batch) -> Float[Ten
 def sample_means(values: Float[Tensor, " terms"], batch: pack.Batch) -> Float[Tensor, " samples"]:
     """Average the rows of each sample; 0 for a sample without a row."""
     return sample_sums(values, batch) / batch.samples.num_terms.clamp(min=1.0)
-
-
-def group_sums(values: Float[Tensor, " terms"], batch: pack.Batch) -> Float[Tensor, " groups"]:
-    """Sum the rows of each group; 0 for a group without a row."""
-    return _sums(values, batch.group, len(batch.groups.num_terms))
 
 
 def positions(batch: pack.Batch) -> Int[Tensor, " terms"]:

@@ -84,7 +84,7 @@ def loss_and_grad(
 
     Args:
         model: scores packs and pulls gradients back.
-        algorithm: what is minimised.
+        algorithm: what is minimized.
         params: the trained parameters by name.
         packs: all of this rank's; at least one, an empty one where a rank has no work.
         key: names the draws of this step.
@@ -117,7 +117,7 @@ def with_reference(
 
     Args:
         model: scores packs.
-        algorithm: what is minimised.
+        algorithm: what is minimized.
         params: of the reference, frozen; None where the algorithm needs none.
         packs: all of this rank's.
 

@@ -6,6 +6,8 @@ import shutil
 import socket
 from collections.abc import Callable
 
+from shell import files
+
 
 def kept(folder: pathlib.Path, key: str, write: Callable[[pathlib.Path], None]) -> pathlib.Path:
     """Return the folder of prepared data, written now unless it is there.
@@ -35,8 +37,7 @@ def kept(folder: pathlib.Path, key: str, write: Callable[[pathlib.Path], None]) 
 def _rename(aside: pathlib.Path, place: pathlib.Path) -> None:
     """Put finished files in their place, on disk before they are named."""
     for path in aside.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+        files.sync(path)
     try:
         aside.rename(place)
     except OSError:

@@ -304,8 +304,7 @@ def _seal(folder: pathlib.Path, step: int) -> None:
             files.sync_folder(path)
             continue
         path.chmod(mode)  # safetensors creates its files for the owner alone
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+        files.sync(path)
         name = path.relative_to(folder).as_posix()
         found[name] = {"bytes": path.stat().st_size, "sha256": _digest(path)}
     files.replace(folder / MANIFEST, json.dumps({"format": FORMAT, "step": step, "files": found}, indent=1))

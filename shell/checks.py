@@ -18,8 +18,6 @@ from shell import entries, loss_checks, mistake, options, translate
 
 Given = Mapping[str, entries.Entry]
 
-_FILES = (".jsonl", ".json", ".parquet", ".csv")
-_SOURCE = ("path", "weight", "config", "split")
 _SCHEDULE = ("min_lr", "min_lr_rate")
 _NAMES = {
     str: "text",
@@ -135,8 +133,7 @@ def read(algorithm: str, given: Given) -> None:
 
 def _unfit(algorithm: str, name: str, entry: entries.Entry) -> mistake.Mistake:
     """Tell that a value has another type or is out of range, with the nearest choice."""
-    near = translate.close(str(entry.value), options.choices(algorithm, name))
-    hint = f" Did you mean {near[0]}?" if near else ""
+    hint = translate.hint(str(entry.value), options.choices(algorithm, name))
     key = "" if entry.where.endswith((entry.key, f"{entry.key}=")) and entry.key == name else f" for {name}"
     return mistake.Mistake(f"{entry.where}: {entry.came()}; {wanted(algorithm, name)} was wanted{key}.{hint}")
 
@@ -230,11 +227,10 @@ def _sources(chosen: options.Options, given: Given) -> None:
 def _source(where: str, row: Mapping[str, Any]) -> None:
     """Check one entry that is a mapping."""
     for key in row:
-        if key not in _SOURCE:
-            near = translate.close(str(key), _SOURCE)
-            hint = f" Did you mean {near[0]}?" if near else ""
+        if key not in options.ENTRY:
+            hint = translate.hint(str(key), options.ENTRY)
             raise mistake.Mistake(
-                f"{where}: {key!r} came in an entry; {', '.join(_SOURCE)} were wanted.{hint}"
+                f"{where}: {key!r} came in an entry; {', '.join(options.ENTRY)} were wanted.{hint}"
             )
     if not isinstance(row.get("path"), str):
         raise mistake.Mistake(f"{where}: {row!r} came; an entry with a path was wanted.")
@@ -268,8 +264,7 @@ def _schedule(chosen: options.Options, given: Given) -> None:
     where = given["lr_scheduler_kwargs"].where if "lr_scheduler_kwargs" in given else "lr_scheduler_kwargs"
     for key, value in numbers.items():
         if key not in _SCHEDULE:
-            near = translate.close(str(key), _SCHEDULE)
-            hint = f" Did you mean {near[0]}?" if near else ""
+            hint = translate.hint(str(key), _SCHEDULE)
             raise mistake.Mistake(f"{where}: {key!r} came; {' or '.join(_SCHEDULE)} was wanted.{hint}")
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise mistake.Mistake(f"{where}: {key} {value!r} came; a number of at least 0 was wanted.")
@@ -319,7 +314,7 @@ def _evaluation(chosen: options.Options, given: Given) -> None:
 
 def is_file(rows: options.Rows) -> bool:
     """Say whether rows come from files that are named, which have no splits."""
-    return any(str(row.get("path", "")).endswith(_FILES) for row in _entries(rows))
+    return any(str(row.get("path", "")).endswith(options.FILES) for row in _entries(rows))
 
 
 def _entries(rows: options.Rows) -> list[dict[str, Any]]:

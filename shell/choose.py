@@ -56,8 +56,8 @@ def checked(found: algorithms.Algorithm, name: str = "algorithm") -> algorithms.
     if "values" in found.needs and len({*found.needs, *found.watches}) > 1:
         others = ", ".join(sorted({*found.needs, *found.watches} - {"values"}))
         raise mistake.Mistake(
-            f"{name}: needs are values and {others}; a model with a scalar head has none over the vocabulary, "
-            "so values alone were wanted"
+            f"{name}: needs are values and {others}; a model with a scalar head has none over the "
+            "vocabulary, so values alone were wanted"
         )
     for field, (came, wrong, right) in wanted.items():
         if wrong:

@@ -186,8 +186,7 @@ def _algorithm(word: str) -> str:
     built = ", ".join(name for name, there in options.ALGORITHMS.items() if there)
     if word in options.ALGORITHMS:
         raise mistake.Mistake(f"algorithm {word!r}: it is not built yet; {built} or module:name was wanted.")
-    near = translate.close(word, options.ALGORITHMS)
-    hint = f" Did you mean {near[0]}?" if near else " See --help."
+    hint = translate.hint(word, options.ALGORITHMS, " See --help.")
     raise mistake.Mistake(
         f"algorithm {word!r}: it does not exist; one of {options.names()} or module:name was wanted.{hint}"
     )

@@ -59,8 +59,8 @@ def notes(counts: Counts) -> tuple[str, ...]:
         lines.append(f"{counts.split_rows} rows longer than max_length split into several samples")
     if counts.one_ended:
         lines.append(
-            f"{counts.one_ended} of {counts.used} pairs lost the end of one side alone to max_length: whether an "
-            "answer ends tells their sides apart. Raise max_length, or drop them with truncation drop"
+            f"{counts.one_ended} of {counts.used} pairs lost the end of one side alone to max_length: "
+            "whether an answer ends tells their sides apart. Raise max_length, or drop them (truncation drop)"
         )
     if counts.unclosed:
         lines.append(

@@ -1,4 +1,4 @@
-"""Rows to samples, prepared once: tokenised to disk, mapped into memory, found again by what made them."""
+"""Rows to samples, prepared once: tokenized to disk, mapped into memory, found again by what made them."""
 
 import collections
 import hashlib
@@ -34,7 +34,7 @@ class Part:
 
 @attrs.frozen(kw_only=True)
 class Opened:
-    """A source, what its rows are.
+    """A source, and what its rows are.
 
     Attributes:
         source: gives the rows.
@@ -175,7 +175,7 @@ def prepare(
     folder: pathlib.Path,
     progress: Callable[[int], None] | None = None,
 ) -> Prepared:
-    """Tokenise every row to disk, or find that done.
+    """Tokenize every row to disk, or find that done.
 
     Args:
         opened: from `look`.

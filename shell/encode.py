@@ -153,7 +153,7 @@ def _ids(rows: Sequence[tuple[str, Any]], rules: Rules) -> list[Draft]:
         if len(row.tokens) and not 0 <= row.tokens.min() <= row.tokens.max() < size:
             raise mistake.Mistake(
                 f"{where}, column input_ids: ids from {row.tokens.min()} to {row.tokens.max()} beside a "
-                f"tokenizer of {size}; tokenise the rows with this tokenizer."
+                f"tokenizer of {size}; tokenize the rows with this tokenizer."
             )
         if row.trained is None and rules.completion_only_loss:
             raise mistake.Mistake(

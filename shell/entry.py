@@ -29,8 +29,8 @@ def guarded(work: Callable[[], int]) -> int:
         if problem.errno not in NO_ROOM:
             raise
         where = f" ({problem.filename})" if problem.filename else ""
-        print(f"error: nothing more could be written{where}: {problem.strerror}; make room there and run the "
-              "same command again", file=sys.stderr)  # fmt: skip
+        told = f"nothing more could be written{where}: {problem.strerror}"
+        print(f"error: {told}; make room there and run the same command again", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -133,7 +133,8 @@ class Streamed:
     """Rows that are read while training. A place is the fields of `stream.Place`.
 
     Attributes:
-        batch_size: rows (what is trained together) in an optimizer step; the last step of a pass may have fewer.
+        batch_size: rows (what is trained together) in an optimizer step; the last one of a pass may have
+            fewer.
         counts: what became of the rows read so far; a run that goes on sets it to what it was.
     """
 

@@ -60,7 +60,7 @@ class Conversation:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Ids:
-    """A sequence tokenised elsewhere, int64 `[length]`, and its targets (None: the row does not say)."""
+    """A sequence tokenized elsewhere, int64 `[length]`, and its targets (None: the row does not say)."""
 
     tokens: np.ndarray
     trained: np.ndarray | None = None
@@ -267,7 +267,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def _ids(row: Mapping[str, Any], where: str) -> Ids:
-    """Read a tokenised row. Padding is what `attention_mask` says it is, never a token's value."""
+    """Read a tokenized row. Padding is what `attention_mask` says it is, never a token's value."""
     tokens = _integers(row, "input_ids", where)
     trained = None
     if row.get("labels") is not None:

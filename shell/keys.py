@@ -246,7 +246,7 @@ HARMLESS: Mapping[str, str] = {
     "padding_free": _NOTHING_PADDED,
     "per_device_eval_batch_size": _FORWARD,
     "precompute_ref_batch_size": _FORWARD,
-    "precompute_ref_log_probs": "the reference is read once a row anyway",
+    "precompute_ref_log_probs": "the reference is read beside the policy, over the same shared prefixes",
     "prediction_loss_only": _METRICS,
     "preprocessing_num_workers": _PROCESSES,
     "project": _TRACKERS,
@@ -272,14 +272,13 @@ HARMLESS: Mapping[str, str] = {
 }
 
 _LORA = "LoRA in PEFT's plain form is what use_peft gives"
-_QUANTISED = "load the model in bfloat16: dtype: bfloat16"
+_QUANTIZED = "load the model in bfloat16: dtype: bfloat16"
 _MODEL = "use the options dtype, attn_implementation, revision, trust_remote_code"
 _IS = "vllm_importance_sampling is not built yet"
 _ENTROPY = "use entropy_coef, a constant"
 _SHARDING = "start with accelerate launch; nothing is sharded by a key of this file"
 _MOE = "the router's loss is not built yet: leave it out for a dense model"
 _HALF = "dtype: bfloat16 needs no loss scaling"
-_PAGED = _BUILT_IN
 _DATASET = "write dataset: [{path: a, config: c, split: s, weight: 2}, ...] and eval_dataset"
 _SAMPLING = "temperature, top_p, top_k and min_p shape sampling"
 
@@ -290,8 +289,8 @@ REFUSED: Mapping[str, Refused] = {
     "average_tokens_across_devices": Refused(
         "losses are always means over all devices' tokens", (None, True)
     ),
-    "bnb_4bit_quant_storage": Refused(_QUANTISED, (None,)),
-    "bnb_4bit_quant_type": Refused(_QUANTISED, (None, "nf4")),
+    "bnb_4bit_quant_storage": Refused(_QUANTIZED, (None,)),
+    "bnb_4bit_quant_type": Refused(_QUANTIZED, (None, "nf4")),
     "cast_lm_head_to_fp32": Refused("log-probabilities are always summed in float32"),
     "dataloader_drop_last": Refused("every row is trained on"),
     "dataset_configs": Refused("use dataset_config, a text, or a list of datasets"),
@@ -322,8 +321,8 @@ REFUSED: Mapping[str, Refused] = {
     "label_smoothing_factor": Refused("leave it out: sft trains on the rows as they are", (None, 0)),
     "liger_kernel_config": Refused("the vocabulary is never materialized anyway", (None,)),
     "load_best_model_at_end": Refused("use metric_for_best_model: its checkpoint is kept"),
-    "load_in_4bit": Refused(_QUANTISED),
-    "load_in_8bit": Refused(_QUANTISED),
+    "load_in_4bit": Refused(_QUANTIZED),
+    "load_in_8bit": Refused(_QUANTIZED),
     "log_completions_hub_repo": Refused("nothing is uploaded", (None,)),
     "lora_modules_to_save": Refused(_LORA, (None,)),
     "lora_target_parameters": Refused(_LORA, (None,)),
@@ -351,15 +350,15 @@ REFUSED: Mapping[str, Refused] = {
     "teacher_model_revision": Refused("name a folder as teacher_model", (None,)),
     "test_split_size": Refused("use eval_dataset, or a split as eval_split", (None,)),
     "tf32": Refused("set the precision of matrix products in the environment"),
-    "transformers_continuous_batching_config": Refused(_PAGED, (None,)),
+    "transformers_continuous_batching_config": Refused(_BUILT_IN, (None,)),
     "use_adaptive_entropy": Refused(_ENTROPY),
-    "use_bnb_nested_quant": Refused(_QUANTISED),
+    "use_bnb_nested_quant": Refused(_QUANTIZED),
     "use_dora": Refused(_LORA),
     "use_liger": Refused("leave it out: the vocabulary is never materialized anyway"),
     "use_liger_kernel": Refused("leave it out: the vocabulary is never materialized anyway"),
     "use_rslora": Refused(_LORA),
-    "use_transformers_continuous_batching": Refused(_PAGED),
-    "use_transformers_paged": Refused(_PAGED),
+    "use_transformers_continuous_batching": Refused(_BUILT_IN),
+    "use_transformers_paged": Refused(_BUILT_IN),
     "vllm_group_port": Refused("use engine_url", (None, 51216)),
     "vllm_importance_sampling_cap": Refused(_IS, (None,)),
     "vllm_importance_sampling_clip_max": Refused(_IS, (None, 3.0)),

@@ -34,7 +34,8 @@ def _dpo(chosen: options.Options, given: Mapping[str, entries.Entry]) -> tuple[s
     if chosen.loss_weights is not None and len(chosen.loss_weights) != len(names):
         return (
             "loss_weights",
-            f"{len(chosen.loss_weights)} weights came for {len(names)} losses ({told}); one for each was wanted.",
+            f"{len(chosen.loss_weights)} weights came for {len(names)} losses ({told}); "
+            "one for each was wanted.",
         )
     return _beta(chosen) or _smoothing(chosen, names) or _unread(chosen, given, names)
 
@@ -65,8 +66,8 @@ def _unread(
     if chosen.f_divergence_type != "reverse_kl" and alone:
         return (
             "f_divergence_type",
-            f"{chosen.f_divergence_type} came, and {alone[0]} is defined for the log-ratio alone; reverse_kl, or "
-            f"a loss of {' '.join(DIVERGING)} was wanted.",
+            f"{chosen.f_divergence_type} came, and {alone[0]} is defined for the log-ratio alone; "
+            f"reverse_kl, or a loss of {' '.join(DIVERGING)} was wanted.",
         )
     if "f_alpha_divergence_coef" in given and chosen.f_divergence_type != "alpha_divergence":
         return "f_alpha_divergence_coef", "only f_divergence_type alpha_divergence reads it; set both."

@@ -50,7 +50,8 @@ def measure(
         tokens += sum(len(s.tokens) for s in samples)
         samples = arrange(samples)
         # Mismatched samples are of these rows alone, as in a step.
-        counts = attrs.evolve(counts, mismatched=pack.count(samples).mismatched)
+        own = pack.count(samples)
+        counts = attrs.evolve(counts, mismatched=own.mismatched, columns=own.columns)
         needs = (*algorithm.needs, *algorithm.watches)
         packs = feed.packs(samples, algorithm, needs=needs, counts=counts, ranks=ranks, **packing)
         packs = steps.with_reference(model, algorithm, reference, packs)

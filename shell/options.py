@@ -22,7 +22,11 @@ ALGORITHMS = {
 # Any `module:name`: such an algorithm brings its loss and numbers, and reads options of data and rollouts.
 OWN = "own"
 
-# An entry that is a mapping has a path and may have a weight, a config and a split.
+# An entry that is a mapping has these keys, of which the path is needed.
+ENTRY = ("path", "weight", "config", "split")
+FILES = (".jsonl", ".json", ".parquet", ".csv")
+"""What a file of rows ends in."""
+
 Rows = tuple[str | dict[str, str | float | None], ...] | str | None
 
 
@@ -73,7 +77,6 @@ _number = partial(_option, "loss", None)
 _drawn = partial(_option, "rollouts", None)
 _rollout = partial(_option, "rollouts", None, built=False)
 
-_PREFERENCE = ("dpo", "kto")
 _POLICY = ("grpo", "rloo")
 _GENERATING = ("grpo", "rloo", "distill")
 
@@ -136,7 +139,7 @@ class Options:
     )
     streaming: bool = _data(False, "read rows as they come; needs max_steps")
     max_length: int | None = _data(
-        1024, "most tokens of a sequence; null: what the model holds", low=1, differs=_by(_GENERATING, None)
+        1024, "most tokens of a sequence; null: what the model holds", low=2, differs=_by(_GENERATING, None)
     )
     truncation: Literal["keep_start", "keep_end", "drop", "split"] = _data(
         "keep_start", "what becomes of a longer sequence; cuts and drops are counted"

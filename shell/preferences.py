@@ -1,8 +1,8 @@
 """Rows that say which answers are better: pairs of answers, and single answers with a label.
 
 Pairs: `chosen` and `rejected`, with the `prompt` of both or with the prompt inside of them, as text or as
-messages; a `margin` where there is one. Labeled answers: `prompt` and `completion`, or `messages` of which the
-last is the answer, with `label`.
+messages; a `margin` where there is one. Labeled answers: `prompt` and `completion`, or `messages` of which
+the last is the answer, with `label`.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -135,8 +135,8 @@ def _conversations(row: Mapping[str, Any], name: str, where: str, template: str)
         m.get("content") for m in both[0][:start]
     ]:
         raise mistake.Mistake(
-            f"{where}, column prompt: text came beside chosen and rejected of messages that do not begin with "
-            "it; a list of messages is wanted."
+            f"{where}, column prompt: text came beside chosen and rejected of messages that do not begin "
+            "with it; a list of messages is wanted."
         )
     tools = formats.tools_of(row, where)
     sides: list[Side] = []
@@ -179,7 +179,8 @@ def _label(row: Mapping[str, Any], where: str) -> float:
     if isinstance(value, bool) or (isinstance(value, int | float) and value in (0, 1)):
         return float(value)
     raise mistake.Mistake(
-        f"{where}, column label: {value!r} came; true or 1 for a good answer, false or 0 for a bad one is wanted."
+        f"{where}, column label: {value!r} came; true or 1 for a good answer, false or 0 for a bad one is "
+        "wanted."
     )
 
 

@@ -121,13 +121,7 @@ def ready(
         held_out = _prepared(opened_eval, bound_eval, folder, ranks, display, shape.vocab)
     if bound.chat is not None:
         tokenizer.chat_template = bound.chat.template
-    packing = {
-        "budget": budget,
-        "share": chosen.packing == "tree",
-        "shape": runs,
-        "dtype": max(dtype, torch.float32, key=lambda d: d.itemsize),
-        "device": device.type,
-    }
+    packing = _packing(chosen, budget, runs, dtype, device)
     num_steps = chosen.max_steps or math.ceil(chosen.num_train_epochs * (feeding.steps_per_epoch or 0))
     return Ready(
         command=command, algorithm=algorithm, tokenizer=tokenizer, rows=feeding, preview=preview,
@@ -155,6 +149,19 @@ def _quiet() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     hub.enable_progress_bars()
+
+
+def _packing(
+    chosen: config.Options, budget: int, shape: cost.ModelShape, dtype: torch.dtype, device: ports.Device
+) -> dict[str, Any]:
+    """Return how packs are made: the arguments of `feed.packs`."""
+    return {
+        "budget": budget,
+        "share": chosen.packing == "tree",
+        "shape": shape,
+        "dtype": max(dtype, torch.float32, key=lambda d: d.itemsize),
+        "device": device.type,
+    }
 
 
 def _arrangement(algorithm: algorithms.Algorithm, limit: int | None) -> feed.Arrange:

@@ -52,8 +52,8 @@ def check(found: Reference | None, saved: checkpoint.Saved, chosen: config.Optio
     source = chosen.init_from or chosen.model
     raise mistake.Mistake(
         f"{source} holds other weights than when the run in {chosen.output_dir} began, and they are its "
-        "reference. Put the old ones back, name another output_dir to begin anew, or say --resume force to go "
-        "on with the new ones as the reference"
+        "reference. Put the old ones back, name another output_dir to begin anew, or say --resume force to "
+        "go on with the new ones as the reference"
     )
 
 

@@ -121,9 +121,7 @@ def _of_model(folder: pathlib.Path, chosen: config.Options, *, scalar: bool) -> 
     try:
         seed = chosen.seed if scalar else None
         trusted = chosen.trust_remote_code
-        return loading.load(
-            str(folder), dtype=torch.float32, trust_remote_code=trusted, scalar_seed=seed
-        )[1]
+        return loading.load(str(folder), dtype=torch.float32, trust_remote_code=trusted, scalar_seed=seed)[1]
     except (OSError, ValueError) as problem:
         raise mistake.Mistake(f"init_from {folder}: {' '.join(str(problem).split())}") from problem
 

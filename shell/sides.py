@@ -1,4 +1,4 @@
-"""Pairs and labeled answers to samples: both sides of a pair with the same prompt ids, each within `max_length`.
+"""Pairs and labeled answers to samples: both sides of a pair with one prompt, each within `max_length`.
 
 A side is encoded once, prompt and answer together, and trained after its prompt. Where the first token of one
 answer takes in the end of the prompt, the prompt of both ends before that token. Where that cannot be (text
@@ -65,9 +65,9 @@ def cut(
 ) -> tuple[list[list[truncate.Piece]], counts.Counts]:
     """Bring both sides of pairs within `max_length`, their prompts alike.
 
-    `keep_start` cuts the ends of answers. `keep_end` takes tokens from the beginning of both prompts alike, as
-    long as one is left to predict the first of the answer; what is still too long is cut at its end. A pair
-    one side of which has nothing to train is dropped.
+    `keep_start` cuts the ends of answers. `keep_end` takes tokens from the beginning of both prompts alike,
+    as long as one is left to predict the first of the answer; what is still too long is cut at its end. A
+    pair one side of which has nothing to train is dropped.
 
     Args:
         aligned: encoded pairs.

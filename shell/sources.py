@@ -17,12 +17,10 @@ from typing import Any
 
 import attrs
 
-from shell import demo, mistake, tasks
+from shell import demo, mistake, options, tasks
 
 Row = Mapping[str, Any]
 Located = tuple[str, Row]
-
-SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
 
 _SLICED = re.compile(r"(?P<name>[\w.-]+?)(?:\[(?P<start>\d*):(?P<stop>\d*)\])?")
 
@@ -86,12 +84,15 @@ def find(
 
 def _entry(entry: str | Mapping[str, Any], config: str | None, split: str | None) -> dict[str, Any]:
     """Bring one entry of the list into one form."""
-    keys = ("path", "weight", "split", "config")
     if isinstance(entry, str):
         entry = {"path": entry}
-    if not isinstance(entry, Mapping) or not isinstance(entry.get("path"), str) or set(entry) - set(keys):
+    if (
+        not isinstance(entry, Mapping)
+        or not isinstance(entry.get("path"), str)
+        or set(entry) - set(options.ENTRY)
+    ):
         raise mistake.Mistake(
-            f"dataset: {entry!r} is neither a path nor a mapping with the keys {', '.join(keys)}."
+            f"dataset: {entry!r} is neither a path nor a mapping with the keys {', '.join(options.ENTRY)}."
         )
     weight = entry.get("weight")
     if weight is not None and not (isinstance(weight, int | float) and 0 < weight < float("inf")):
@@ -126,7 +127,7 @@ def _source(
         return _sliced(_saved(place, name), start, stop)
     if place.is_dir():
         return _sliced(_folder(place, name), start, stop)
-    if place.suffix in SUFFIXES or path.startswith((".", "/", "~")) or path.count("/") > 1:
+    if place.suffix in options.FILES or path.startswith((".", "/", "~")) or path.count("/") > 1:
         raise mistake.Mistake(f"dataset: there is no file or folder {path}{_nearest(place)}.")
     return _hub(path, config, split, streaming)
 
@@ -165,7 +166,7 @@ def _file(path: pathlib.Path) -> Source:
     readers = {".jsonl": _json_lines, ".json": _json, ".parquet": _parquet, ".csv": _csv}
     if path.suffix not in readers:
         raise mistake.Mistake(
-            f"dataset: {path} ends in {path.suffix or 'nothing'}; wanted is one of {' '.join(SUFFIXES)}."
+            f"dataset: {path} ends in {path.suffix or 'nothing'}; wanted is one of {' '.join(options.FILES)}."
         )
     with path.open("rb") as file:
         fingerprint = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
@@ -175,10 +176,10 @@ def _file(path: pathlib.Path) -> Source:
 
 def _folder(path: pathlib.Path, split: str) -> Source:
     """Join the files of a folder by name: those of the split where names begin with one, else all."""
-    files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+    files = sorted(file for file in path.iterdir() if file.suffix in options.FILES)
     if not files:
         raise mistake.Mistake(
-            f"dataset: the folder {path} holds no file that ends in one of {' '.join(SUFFIXES)}."
+            f"dataset: the folder {path} holds no file that ends in one of {' '.join(options.FILES)}."
         )
     named = [file for file in files if re.match(rf"{re.escape(split)}([^a-z]|$)", file.stem)]
     if not named and split != "train":

@@ -7,8 +7,7 @@ tried in this order:
 1. the template's own generation markers;
 2. prefixes: when printing the first n messages (with the generation prompt) gives a prefix of the whole, the
    turn begins right after it. Where history is printed differently, the message is exchanged for a stand-in
-   and the two
-   prints are compared: what differs is the message's.
+   and the two prints are compared: what differs is the message's.
 
 A row for which neither holds is refused, never guessed.
 """

@@ -58,7 +58,7 @@ def draw(
 ) -> Iterator[Drawn]:
     """Yield samples without end, pass after pass, from a place on.
 
-    Rows before the place are skipped unread where the source can, and never tokenised.
+    Rows before the place are skipped unread where the source can, and never tokenized.
 
     Args:
         opened: from `data.look`.

@@ -8,7 +8,6 @@ in both, whatever the size, the seed and the machine.
 import difflib
 import hashlib
 import importlib.util
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -99,27 +98,25 @@ def gym_score(completions: Sequence[Any], question: Sequence[str], answer: Seque
     return scored
 
 
-def copied(completions: Sequence[Any], answer: Sequence[str]) -> list[float]:
-    """Score letters: how many stand where they belong, over the longer of both.
+def placed(completions: Sequence[Any], answer: Sequence[str]) -> list[float]:
+    """Score letters: how many stand where they belong, over the longer of both texts.
 
-    >>> copied(["cba", "cb", "xyz"], ["cba"] * 3)
+    >>> placed(["cba", "cb", "xyz"], ["cba"] * 3)
     [1.0, 0.6666666666666666, 0.0]
     """
+    texts = [named_rewards.text(each) for each in completions]
     return [
-        sum(a == b for a, b in zip(named_rewards.text(said), right, strict=False))
-        / max(len(named_rewards.text(said)), len(right))
-        for said, right in zip(completions, answer, strict=True)
+        sum(a == b for a, b in zip(said, right, strict=False)) / max(len(said), len(right))
+        for said, right in zip(texts, answer, strict=True)
     ]
 
 
 def _letters(size: int, seed: int) -> Iterator[Row]:
-    """Ask for three letters in the order in which they do not stand."""
-    for number in itertools.count():
-        if number == size:
-            return
+    """Ask for four letters the other way round."""
+    for number in range(size):
         key = _key(f"letters {seed} {number}")
-        word = "".join("abcdefgh"[(key >> 3 * place) & 7] for place in range(3))
-        yield _row(word, word)
+        word = "".join("abcdefgh"[key >> 3 * place & 7] for place in range(4))
+        yield _row(word, word[::-1])
 
 
 def _row(question: str, answer: str) -> Row:
@@ -131,7 +128,7 @@ def _row(question: str, answer: str) -> Row:
     }
 
 
-BUILT_IN: Mapping[str, Task] = {"letters": Task(rows=_letters, score=copied)}
+BUILT_IN: Mapping[str, Task] = {"letters": Task(rows=_letters, score=placed)}
 
 
 def _known(name: str) -> Task:

@@ -190,6 +190,12 @@ def nearest(algorithm: str, key: str) -> list[str]:
     return close(plain, own) or close(plain, [*options.FIELDS, *keys.RUN])
 
 
+def hint(word: str, words: Iterable[str], otherwise: str = "") -> str:
+    """Return the end of a message, which asks whether the nearest of some words was meant."""
+    near = close(word, words)
+    return f" Did you mean {near[0]}?" if near else otherwise
+
+
 def close(word: str, words: Iterable[str]) -> list[str]:
     """Return the nearest of some words, if any is near."""
     return difflib.get_close_matches(word, list(words), n=1)

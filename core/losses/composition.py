@@ -72,10 +72,13 @@ def with_corrected_kl(
         batch: columns `reference_logprobs` and `old_logprobs` (nats), and those of `loss`.
         loss: what it is added to.
         beta: loss a nat.
-        divergence: `kl.k1` or `k3`; k2 is refused.
+        divergence: `kl.k1` or `k3`.
 
     Returns:
         One loss a row; the metrics of `loss` and `kl`.
+
+    Raises:
+        ValueError: `k2`, see `kl.corrected`.
     """
     values, seen = loss(scores, batch)
     ratio = ratios.token(scores, batch)
@@ -116,7 +119,7 @@ def observed(scores: pack.Scores, batch: pack.Batch, *, loss: Loss) -> policy.Va
     Args:
         scores: `logprobs` (nats), and what `loss` reads.
         batch: columns `sampled_logprobs` and, but for the first update, `old_logprobs` (nats).
-        loss: what is minimised.
+        loss: what is minimized.
 
     Returns:
         What `loss` returns, and `sampling/...` of each token.
@@ -143,7 +146,7 @@ def top_entropy(scores: pack.Scores, batch: pack.Batch, *, loss: Loss, part: flo
         One loss a row; the metrics of `loss`, over all tokens.
     """
     values, seen = loss(scores, batch)
-    sure = _entropies(scores).detach()
+    sure = pack.field(scores, "entropies").detach()
     if not len(sure):
         return values, seen
     return values.where(sure >= torch.quantile(sure, 1 - part), 0.0), seen
@@ -174,7 +177,7 @@ def with_entropy(
         One loss a row; the metrics of `loss`.
     """
     values, seen = loss(scores, batch)
-    bonus = reduce.as_token_mean(_entropies(scores), batch, by=by)
+    bonus = reduce.as_token_mean(pack.field(scores, "entropies"), batch, by=by)
     return values - coefficient * active * bonus, seen
 
 
@@ -206,12 +209,3 @@ def adapted_entropy(
     lacking = means["entropy"] <= target
     moved = carry["coefficient"] + (step if lacking else -step)
     return {**carry, "coefficient": min(max(moved, low), high), "active": float(lacking)}
-
-
-def _entropies(scores: pack.Scores) -> Float[Tensor, " terms"]:
-    """Return the entropies, or say how to ask for them."""
-    if scores.entropies is None:
-        raise ValueError(
-            "the scores have no entropies, which the loss reads: add 'entropies' to the algorithm's needs."
-        )
-    return scores.entropies

@@ -3,7 +3,9 @@
 import bisect
 import heapq
 import itertools
+import typing
 from collections.abc import Hashable, Sequence
+from typing import Literal
 
 import attrs
 import numpy as np
@@ -13,7 +15,8 @@ from core.plan import cost, prefix_order
 from core.plan import sample as samples_
 
 Assignment = tuple[tuple[tuple[int, ...], ...], ...]
-COUPLES = ("token", "sample", "pair", "group", "step")
+Couples = Literal["token", "sample", "pair", "group", "step"]
+COUPLES = typing.get_args(Couples)
 
 
 def assign(
@@ -46,6 +49,9 @@ def assign(
 
     Returns:
         Indices of samples, `[rank][pack]`; an empty tuple is a pack with nothing in it.
+
+    Raises:
+        ValueError: `couples` is another word, or budget or number of ranks is below 1.
     """
     if couples not in COUPLES:
         raise ValueError(f"couples is {couples!r}; one of {', '.join(COUPLES)} is wanted.")

@@ -96,11 +96,10 @@ def flops(shape: ModelShape, nodes: int, pairs: int, edges: int, *, checkpointin
     """FLOPs of one forward and backward; a multiply and an add are two.
 
         forward  = layers (2 weights nodes + 4 heads head_dim pairs) + 2 hidden vocab edges
-        backward = 2 times the matrices, 2.5 times attention, 3 times the head: scores and logits are made
-        again
+        backward = 2 times the matrices, 2.5 times attention, 3 times the head
 
-    Checkpointing runs the blocks forward once more. The same formula holds for rows alone: nodes are then
-    their tokens.
+    The backward makes scores and logits again. Checkpointing runs the blocks forward once more. The same
+    formula holds for rows alone: nodes are then their tokens.
 
     Args:
         shape: the model.
@@ -144,10 +143,13 @@ def peak_bytes(
 ) -> int:
     """Estimate the largest memory of a training step over a pack of `nodes` tokens, each of them predicted.
 
-        state       = (e parameters + (e + 8 (+ 4 where e < 4)) trained) / shards: weights, gradients,
-        moments, masters block, node = e (4 h + 3 heads d + 4 kv d + 4 i) + 16 h: what backward reads, norms
-        in float32 activations = nodes (layers block), checkpointed nodes (layers e h + block) head        =
-        2 tiles of head_tile x vocab in float32 + 4 e h nodes
+        state       = (e parameters + (e + 8 (+ 4 where e < 4)) trained) / shards
+        block       = e (4 h + 3 heads d + 4 kv d + 4 i) + 16 h
+        activations = nodes layers block;  checkpointed: nodes (layers e h + block)
+        head        = 2 tiles of head_tile x vocab in float32 + 4 e h nodes
+
+    State is weights, gradients, moments and, in half precision, float32 masters; a block is what backward
+    reads of one node in one layer, norms in float32.
 
     An estimate: allocators, kernels' workspaces and fragmentation come on top.
 

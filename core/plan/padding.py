@@ -60,6 +60,9 @@ def plan(
 
     Returns:
         The plan; of equally good ones, one with the fewest sizes.
+
+    Raises:
+        ValueError: there are no lengths, or a length or `max_shapes` is below 1.
     """
     rows = np.sort(np.asarray(lengths, np.int64))
     if not len(rows) or rows[0] < 1:

@@ -45,6 +45,9 @@ def sort(
 
     Returns:
         The order, the common prefix of neighbors, and the lengths.
+
+    Raises:
+        ValueError: a sequence is not an integer array of one axis, or a key does not line up with it.
     """
     rows, width = words(sequences, keys)
     order, shared = places(rows)

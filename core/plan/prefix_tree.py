@@ -58,6 +58,9 @@ def build(
 
     Returns:
         The forest.
+
+    Raises:
+        ValueError: a sequence is not an integer array of one axis, or a key does not line up with it.
     """
     rows, width = prefix_order.words(sequences, keys)
     if not share:
@@ -120,6 +123,9 @@ def pieces(tree: PrefixTree, budget: int) -> tuple[tuple[int, int], ...]:
 
     Returns:
         Start and stop of each span, in order.
+
+    Raises:
+        ValueError: the budget is below 1.
     """
     if budget < 1:
         raise ValueError(f"pieces of {budget} nodes came; at least 1 node a piece is wanted.")

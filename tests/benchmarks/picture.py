@@ -34,7 +34,8 @@ def main() -> None:
     raw, pairs = sum(map(len, rows)), int((tree.depths + 1).sum())
     axes.set_title(
         f"{len(rows)} samples, {raw} tokens -> {nodes} nodes; {len(tree.chains)} causal blocks (colored), "
-        f"{len(tree.rectangles)} rectangles (grey)\n{pairs} pairs, {pairs / np.square(nodes):.1%} of a dense mask"
+        f"{len(tree.rectangles)} rectangles (gray)\n"
+        f"{pairs} pairs, {pairs / np.square(nodes):.1%} of a dense mask"
     )
     plt.savefig(sys.argv[1], bbox_inches="tight")
 

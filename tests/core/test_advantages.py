@@ -143,7 +143,7 @@ def test_rewards_that_add_up_to_the_same_stay_apart_when_each_is_normalized():
     assert (apart[0] - apart[1]).abs() > 0.1
 
 
-# The loops that the vectorised code replaces.
+# The loops that the vectorized code replaces.
 
 
 def deviation(values):

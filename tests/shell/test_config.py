@@ -213,9 +213,10 @@ def test_a_file_that_is_missing_or_not_named_is_told(tmp_path):
     assert parsed(*written(tmp_path, "")).options == parsed().options
 
 
-def test_algorithms_that_are_unknown_or_not_built_are_told_by_name():
+def test_algorithms_that_are_unknown_or_not_built_are_told_by_name(monkeypatch):
     assert "Did you mean sft?" in told(algorithm="sftt")
-    assert "not built yet; sft or module:name was wanted" in told(algorithm="grpo")
+    monkeypatch.setattr("shell.options.ALGORITHMS", {"sft": True, "dpo": True, "grpo": False})
+    assert "not built yet; sft, dpo or module:name was wanted" in told(algorithm="grpo")
     with pytest.raises(mistake.Mistake, match="no algorithm came"):
         config.parse([])
     with pytest.raises(mistake.Mistake, match=r"'--model': it does not exist"):
@@ -233,8 +234,8 @@ def test_an_algorithm_of_ones_own_reads_data_and_learns_where_its_rate_comes_fro
     assert command.options.completion_only_loss is True
     assert "learning_rate is 2e-05" in command.notes[0]
     assert "beta is not read by my.module:mine" in told("--beta", "1", algorithm="my.module:mine")
-    assert "not built yet" in told("--num_generations", "4", algorithm="my.module:mine")
-    assert parsed("--num_generations", "8", algorithm="my.module:mine").options.num_generations == 8
+    assert "not built yet" in told("--engine", "vllm", algorithm="my.module:mine")
+    assert parsed("--num_generations", "4", algorithm="my.module:mine").options.num_generations == 4
 
 
 def test_a_batch_is_what_devices_take_times_accumulation_times_ranks(monkeypatch, tmp_path):
@@ -356,7 +357,7 @@ def test_help_lists_the_options_and_exits_with_0(words, capsys):
     assert left.value.code == 0
     shown = capsys.readouterr().out
     assert "--learning_rate" in shown
-    assert ("--beta" in shown) == (words[0] in ("--help", "help"))
+    assert ("--beta" in shown) == (words[0] in ("--help", "help", "dpo"))
     assert max(map(len, shown.splitlines())) <= 120
 
 

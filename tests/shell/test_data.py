@@ -82,7 +82,7 @@ def test_a_begin_token_in_the_text_is_not_doubled(tmp_path):
     assert words.targets(pair) == [-100, -100, 4, 1]
 
 
-def test_labels_and_masks_of_tokenised_rows_are_kept(tmp_path):
+def test_labels_and_masks_of_tokenized_rows_are_kept(tmp_path):
     tokenizer = words.word_tokenizer(WORDS)
     rows = [
         {"input_ids": [3, 4, 5], "labels": [-100, -100, 5]},
@@ -227,7 +227,7 @@ def test_what_was_prepared_is_found_again_and_not_made_again(tmp_path, monkeypat
     rows = [{"text": "a b"}, {"text": "c d e"}]
     first = words.prepare(tmp_path, rows, words.word_tokenizer(WORDS))
     with monkeypatch.context() as patched:
-        patched.setattr(encoding, "drafts", lambda *_: pytest.fail("rows were tokenised again"))
+        patched.setattr(encoding, "drafts", lambda *_: pytest.fail("rows were tokenized again"))
         again = words.prepare(tmp_path, rows, words.word_tokenizer(WORDS))
     assert again.fingerprint == first.fingerprint
     assert again.counts == first.counts

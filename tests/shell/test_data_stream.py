@@ -57,7 +57,7 @@ def test_a_stream_goes_on_from_every_place_as_if_it_had_not_stopped(tmp_path, mo
         assert [one.counts for one in rest] == [one.counts for one in whole[stop + 1 :]]
 
 
-def test_rows_before_the_place_are_not_tokenised(tmp_path, monkeypatch):
+def test_rows_before_the_place_are_not_tokenized(tmp_path, monkeypatch):
     monkeypatch.setattr(stream, "BLOCK", 5)
     tokenizer, made = words.word_tokenizer(WORDS), []
     drafts = encode.drafts

@@ -119,7 +119,7 @@ def test_a_row_that_is_no_pair_and_no_labeled_answer_is_told(tmp_path, kind, row
 
 
 def test_text_among_messages_is_told(tmp_path):
-    with pytest.raises(mistake.Mistake, match="row 1.*column chosen: text came; the first row has messages"):
+    with pytest.raises(mistake.Mistake, match=r"row 1.*column chosen: text came; the first row has messages"):
         pairs(tmp_path, [TALK, PAIR], tiny.tokenizer())
 
 
