@@ -2,6 +2,7 @@
 
 import pathlib
 import signal
+from collections.abc import Callable
 from typing import Any
 
 from core import algorithms
@@ -15,7 +16,8 @@ def train(algorithm: str | algorithms.Algorithm, **options: Any) -> pathlib.Path
 
     Args:
         algorithm: a built-in name, `module:name`, or an Algorithm of the caller's own.
-        options: as in docs/options.md, `model` and `dataset` and `output_dir` at least.
+        options: as in docs/options.md, `model` and `dataset` and `output_dir` at least. `reward_funcs` may be a
+            function, or a list with functions in it.
 
     Returns:
         The output folder, with `model/`, `metrics.jsonl` and `run.json`; a dry run writes nothing.
@@ -25,10 +27,23 @@ def train(algorithm: str | algorithms.Algorithm, **options: Any) -> pathlib.Path
         KeyboardInterrupt, SystemExit: after SIGINT or SIGTERM, when the checkpoint is saved.
     """
     own = None if isinstance(algorithm, str) else algorithm
-    command = config.from_values(OWN if own is not None else str(algorithm), options)
-    status = jobs.train(command, own)
+    functions, named = _functions(options.get("reward_funcs"))
+    command = config.from_values(OWN if own is not None else str(algorithm), {**options, **named})
+    status = jobs.train(command, own, functions)
     if status == 128 + signal.SIGINT:
         raise KeyboardInterrupt
     if status:
         raise SystemExit(status)
     return pathlib.Path(str(command.options.output_dir))
+
+
+def _functions(given: Any) -> tuple[tuple[str | Callable[..., Any], ...], dict[str, Any]]:
+    """Return reward functions of the caller's own, and the names that the options know them by.
+
+    A run that goes on is compared by these names; what a function does, nobody can compare.
+    """
+    listed = tuple(given) if isinstance(given, list | tuple) else () if given is None else (given,)
+    if not any(callable(each) for each in listed):
+        return (), {}
+    names = [f"custom:{getattr(f, '__name__', type(f).__name__)}" if callable(f) else f for f in listed]
+    return listed, {"reward_funcs": names}

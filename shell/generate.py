@@ -12,7 +12,7 @@ from shell import chat as chats
 
 
 def functions(
-    chosen: options.Options, own: Sequence[Callable[..., Any]], opened: Sequence[data.Opened]
+    chosen: options.Options, own: Sequence[str | Callable[..., Any]], opened: Sequence[data.Opened]
 ) -> tuple[rewards.Reward, ...]:
     """Return what scores completions: the caller's own functions, those that are named, or the tasks' own.
 

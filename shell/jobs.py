@@ -4,6 +4,8 @@ import contextlib
 import json
 import pathlib
 import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from adapters import ranks as processes
 from adapters import transformers_lm
@@ -35,12 +37,17 @@ from shell import (
 )
 
 
-def train(command: config.Command, algorithm: algorithms.Algorithm | None = None) -> int:
+def train(
+    command: config.Command,
+    algorithm: algorithms.Algorithm | None = None,
+    functions: Sequence[str | Callable[..., Any]] = (),
+) -> int:
     """Run what a command asks for and return the exit status.
 
     Args:
         command: what was asked for.
         algorithm: the caller's own; None: the one that the command names.
+        functions: rewards of the caller's own, names among them; none: those that the command names.
     """
     chosen = command.options
     checks.placed(chosen)
@@ -58,7 +65,9 @@ def train(command: config.Command, algorithm: algorithms.Algorithm | None = None
         saved = None if chosen.dry_run else resume.find(command, folder, display.note)
         gauge = meter.Meter(ranks)
         with gauge.part("preparing"):
-            ready = prepare.ready(command, folder, device, ranks, display, algorithm, fresh=saved is None)
+            ready = prepare.ready(
+                command, folder, device, ranks, display, algorithm, fresh=saved is None, functions=functions
+            )
             promised = plan.promise(
                 ready.preview, ready.num_steps, ready.packing, ready.algorithm.couples, ranks,
                 checkpointing=chosen.gradient_checkpointing,

@@ -80,7 +80,7 @@ def ready(
     *,
     training: bool = True,
     fresh: bool = True,
-    functions: Sequence[Callable[..., Any]] = (),
+    functions: Sequence[str | Callable[..., Any]] = (),
 ) -> Ready:
     """Check everything that can be checked before the model is loaded, and tokenize the rows.
 

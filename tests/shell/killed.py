@@ -19,11 +19,15 @@ from collections.abc import Callable
 
 import torch
 
-from shell import checkpoint, files, jobs, log, loop
+from adapters import sampling
+from shell import answers, buffer, checkpoint, files, jobs, log, loop, rollout, table
 from shell import finish as ending
 from tests.shell import runs
 
-OURS = {module.__file__ for module in (checkpoint, files, ending, jobs, log, loop)}
+OURS = {
+    module.__file__
+    for module in (answers, buffer, checkpoint, files, ending, jobs, log, loop, rollout, sampling, table)
+}
 STEPS = 8
 OPTIONS = {"max_steps": STEPS, "save_steps": 1, "logging_steps": 3}
 OPTIONS |= json.loads(os.environ.get("OPTIONS", "{}"))

@@ -173,7 +173,7 @@ def test_a_run_without_an_output_folder_is_told(capsys):
         ("mine = 1", ["int", "Algorithm was wanted"]),
         ("mine = 1 +", ["SyntaxError"]),
         ("1 / 0", ["ZeroDivisionError"]),
-        ("from core import algorithms\nmine = algorithms.sft.evolve(rows='prompts')", ["rows is prompts"]),
+        ("from core import algorithms\nmine = algorithms.sft.evolve(rows='images')", ["rows is images"]),
         (
             "from core import algorithms\nmine = algorithms.sft.evolve(needs=('entropy',))",
             ["entropy", "entropies"],
