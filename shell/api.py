@@ -16,8 +16,8 @@ def train(algorithm: str | algorithms.Algorithm, **options: Any) -> pathlib.Path
 
     Args:
         algorithm: a built-in name, `module:name`, or an Algorithm of the caller's own.
-        options: as in docs/options.md, `model` and `dataset` and `output_dir` at least. `reward_funcs` may be a
-            function, or a list with functions in it.
+        options: as in docs/options.md, `model` and `dataset` and `output_dir` at least. `reward_funcs` may be
+            a function, or a list with functions in it.
 
     Returns:
         The output folder, with `model/`, `metrics.jsonl` and `run.json`; a dry run writes nothing.

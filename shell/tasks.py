@@ -17,7 +17,7 @@ from shell import mistake, named_rewards
 
 SPLITS = ("train", "test")
 GYM = "reasoning_gym"
-SIZE = 1000
+SIZE = 2000
 """Prompts of a task, when nobody says how many."""
 
 Row = dict[str, Any]
@@ -112,10 +112,10 @@ def placed(completions: Sequence[Any], answer: Sequence[str]) -> list[float]:
 
 
 def _letters(size: int, seed: int) -> Iterator[Row]:
-    """Ask for four letters the other way round."""
+    """Ask for three letters the other way round."""
     for number in range(size):
         key = _key(f"letters {seed} {number}")
-        word = "".join("abcdefgh"[key >> 3 * place & 7] for place in range(4))
+        word = "".join("abcdefghijklmnop"[key >> 4 * place & 15] for place in range(3))
         yield _row(word, word[::-1])
 
 

@@ -107,6 +107,23 @@ def _together(found: dict[str, entries.Entry]) -> None:
     parts = {name: found.pop(name) for name in _BATCH if name in found}
     if parts:
         _batch(found, parts)
+        _visits(found, parts.get("gradient_accumulation_steps"))
+
+
+def _visits(found: dict[str, entries.Entry], accumulation: entries.Entry | None) -> None:
+    """Read `steps_per_generation`, which beside an accumulation counts its parts, as optimizer steps.
+
+    Parts of one step are drawn from one policy, so to draw for fewer of them is to draw for the step.
+    """
+    told = found.get("steps_per_generation")
+    if told is None or accumulation is None or told.rank > accumulation.rank:
+        return
+    parts, size = _count(told, 1), _count(accumulation, 1)
+    if parts > size and parts % size:
+        raise mistake.Mistake(
+            f"{told.where}: {told.came()}; a multiple of gradient_accumulation_steps, {size}, was wanted."
+        )
+    found["steps_per_generation"] = attrs.evolve(told, value=max(1, parts // size), text=False)
 
 
 def _rise(found: dict[str, entries.Entry], rise: entries.Entry, part: float) -> None:

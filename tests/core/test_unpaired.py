@@ -110,7 +110,8 @@ def test_an_empty_completion_takes_part():
 def test_mismatches_are_no_samples_tokens_or_groups_of_a_step():
     rows = [row([1, 2], [3, 4], unit=0, label=1.0), row([6], [7], unit=1, label=0.0)]
     plain, doubled = (attrs.asdict(pack.count(samples)) for samples in (rows, mismatch.rotated(rows)))
-    assert doubled == {**plain, "mismatched": 2}
+    columns = {**plain["columns"], "mismatched": False}
+    assert doubled == {**plain, "mismatched": 2, "columns": columns}
     assert plain["terms"] == 3
 
 

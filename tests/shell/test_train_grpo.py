@@ -10,7 +10,8 @@ from tests.shell import runs
 
 PROMPTS = {
     "algorithm": "grpo", "dataset": "task:letters", "dataset_split": "train[:6]", "batch_size": 4,
-    "num_generations": 2, "max_completion_length": 4, "max_length": "null", "max_steps": 3, "logging_steps": 1,
+    "num_generations": 2, "max_completion_length": 4, "max_length": "null", "max_steps": 3,
+    "logging_steps": 1,
 }  # fmt: skip
 EVERY = {
     "loss", "grad_norm", "entropy", "reward", "reward_std", "frac_reward_zero_std", "rewards/letters/mean",
@@ -77,7 +78,10 @@ def test_time_of_rollouts_is_told_apart_from_that_of_steps(run):
         {"loss_type": "vespo", "vespo_k_pos": 1.5},
         {"loss_type": "luspo", "importance_sampling_level": "sequence"},
         {"importance_sampling_level": "sequence", "mask_truncated_completions": True},
-        {"beta": 0.1, "use_bias_correction_kl": True, "reward_funcs": "[length, letters]", "reward_weights": "[1, 2]"},
+        {
+            "beta": 0.1, "use_bias_correction_kl": True, "reward_funcs": "[length, letters]",
+            "reward_weights": "[1, 2]",
+        },
         {"algorithm": "rloo"},
         {"algorithm": "rloo", "beta": 0.0, "normalize_advantages": True},
     ],
@@ -89,6 +93,21 @@ def test_every_loss_runs_with_its_numbers(tmp_path, options):
     assert "reward" in line
     beta = options.get("beta", 0.05 if options.get("algorithm") == "rloo" else 0)
     assert ("kl" in line) == bool(beta)
+
+
+def test_two_ranks_draw_the_completions_of_one_process_and_train_its_weights(tmp_path):
+    options = words(max_steps=2, batch_size=6, steps_per_generation=2, beta=0.1)
+    alone = runs.made(tmp_path / "alone", **options)
+    (tmp_path / "plan.json").write_text(json.dumps({str(tmp_path / "together"): options}))
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    code, _, err = runs.done(runs.start(*launcher, "-m", "tests.shell.ranked", str(tmp_path / "plan.json")))
+    assert code == 0, err
+    assert drawn(tmp_path / "together") == drawn(alone)
+    assert runs.apart(runs.weights(tmp_path / "together"), runs.weights(alone)) < 1e-5
+    one, two = (runs.metrics(tmp_path / name, *runs.PLANNED) for name in ("alone", "together"))
+    assert two == [
+        {key: pytest.approx(value, rel=1e-3, abs=1e-6) for key, value in line.items()} for line in one
+    ]
 
 
 @pytest.mark.parametrize(
