@@ -76,7 +76,7 @@ def prefill(
     ends = np.unique(tree.leaves)
     for piece in pieces.cut(tree.ends, each.table.numpy(), each.pieces):
         route = tree_attention.piece_route(each, piece, _of(layers, piece.ancestors), kind=model.attention)
-        hidden = model._hidden(route, params)
+        hidden = model.hidden(route, params)
         for layer, both in (route.fresh or {}).items():
             if layer not in layers:
                 shapes = [(1, t.shape[1], len(tree.tokens), t.shape[3]) for t in both]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from core import ports
 
-# SplitMix64 (Steele, Lea, Flood 2014): the increment, and its finaliser's two factors and three shifts.
+# SplitMix64 (Steele, Lea, Flood 2014): the increment, and its finalizer's two factors and three shifts.
 _GAMMA = 0x9E3779B97F4A7C15
 _FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _SHIFTS = (30, 27, 31)

@@ -52,22 +52,19 @@ def load(
     Raises:
         ValueError: trees cannot be served, with the model's type and what stands in the way.
     """
-    with _quiet():
-        kind: Any = transformers.AutoModelForCausalLM
-        labels = {}
-        if scalar_seed is not None:
-            kind, labels = transformers.AutoModelForSequenceClassification, {"num_labels": 1}
-        loaded: Any = kind.from_pretrained(
-            path,
-            output_loading_info=True,
-            use_safetensors=True,
-            dtype=dtype,
-            attn_implementation=tree_attention.NAME,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-            **labels,
+    module, told = _read(
+        path,
+        scalar=scalar_seed is not None,
+        dtype=dtype,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+    )
+    if told["mismatched_keys"]:
+        name, there, wanted = sorted(told["mismatched_keys"])[0]
+        raise ValueError(
+            f"{path} holds weights of another shape than its config says: {name} is {list(there)}, and "
+            f"{list(wanted)} was wanted; mend the folder."
         )
-    module, told = loaded
     missing = sorted(told["missing_keys"])
     if scalar_seed is not None and missing == [scalar_head.WEIGHT]:
         scalar_head.draw(module, scalar_seed)
@@ -79,6 +76,33 @@ def load(
     return bind(
         module.to(device), attention=attention, dropout=dropout, gradient_checkpointing=gradient_checkpointing
     )
+
+
+def _read(path: str, *, scalar: bool, **asked: Any) -> Any:
+    """Let transformers read a folder; return the module and what it found missing or unlike."""
+    kind: Any = transformers.AutoModelForCausalLM
+    if scalar:
+        kind, asked["num_labels"] = transformers.AutoModelForSequenceClassification, 1
+    try:
+        with _quiet():
+            return kind.from_pretrained(
+                path,
+                output_loading_info=True,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # they are refused by name
+                attn_implementation=tree_attention.NAME,
+                **asked,
+            )
+    except (OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as problem:  # whatever a folder, or a package that it names, makes transformers raise
+        if isinstance(problem, KeyError) and problem.args == (tree_attention.NAME,):
+            raise ValueError("it cannot be trained on trees: its attention is one of its own.") from problem
+        told = (str(problem).strip().splitlines() or [""])[0]
+        raise ValueError(
+            f"it cannot be loaded ({type(problem).__name__}: {told}); mend the folder, or install what it "
+            "asks for."
+        ) from problem
 
 
 def bind(
@@ -131,6 +155,9 @@ def prove(model: transformers_lm.TransformersLM, params: Mapping[str, Tensor]) -
         ValueError: names the model's type and what stands in the way.
     """
     module, kind = model.module, model.module.config.model_type
+    broken = next((n for n, p in params.items() if not bool(p.isfinite().all())), None)
+    if broken is not None:
+        raise ValueError(f"its weights are not finite: {broken} holds NaN or infinity; mend the folder.")
     samples = _two_branches(module)
     device = next(iter(params.values())).device
     together = pack.build(samples, pack.count(samples), device=device)
@@ -145,7 +172,7 @@ def prove(model: transformers_lm.TransformersLM, params: Mapping[str, Tensor]) -
         forest = getattr(model.predict(params, together, 0), field)
         chains = [getattr(model.predict(params, each, 0), field) for each in alone]
         single = torch.cat(chains)
-        with torch.no_grad(), model._run(params, 0):
+        with torch.no_grad(), model.running(params, 0):
             own = [_own_scores(model, each) for each in alone]
         # A reward model's own forward tells the last token's score alone.
         shown = [chain[-len(told) :] for chain, told in zip(chains, own, strict=True)]

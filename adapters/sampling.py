@@ -63,7 +63,7 @@ class Sampler:
         if num_samples < 1 or sampling.max_tokens == 0:
             return [[_nothing() for _ in range(num_samples)] for _ in prompts]
         found: list[list[ports.Completion]] = []
-        with torch.no_grad(), self.model._run(params, None):
+        with torch.no_grad(), self.model.running(params, None):
             waves = list(_waves(len(prompts), max(1, self.max_samples // num_samples)))
             stepping = self._packed(params, len(waves) * sampling.max_tokens, num_samples * len(prompts))
             for wave in waves:
@@ -138,7 +138,7 @@ class _Drawing:
                 live, active = live[kept], active[kept]
                 tokens = tokens.index_select(0, torch.from_numpy(kept).to(tokens.device))
             step.advance(tokens)
-            logits = self._logits(self._model._hidden(step, self._params))
+            logits = self._logits(self._model.hidden(step, self._params))
         return self._grouped()
 
     def _take(self, logits: Tensor, live: np.ndarray, active: np.ndarray, position: int) -> Tensor:

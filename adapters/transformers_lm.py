@@ -49,7 +49,7 @@ class TransformersLM:
     def predict(self, params: ports.Params, pack: pack.Pack, key: int | None) -> pack.Scores:
         """Score every row of the pack, without gradients; see `core.ports.Model`."""
         pack = scalar_head.at_targets(pack) if self.scalar else pack
-        with torch.no_grad(), self._run(params, key):
+        with torch.no_grad(), self.running(params, key):
             if len(pack.pieces) > 1:
                 return rows(pack, in_pieces.Walk(self, params, pack, key or 0).fields())
             return self._score(pack, params)
@@ -60,7 +60,7 @@ class TransformersLM:
         """Run forward, loss and backward inside one swap; see `core.ports.Model`."""
         pack = scalar_head.at_targets(pack) if self.scalar else pack
         leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
-        with torch.enable_grad(), self._run(leaves, key):
+        with torch.enable_grad(), self.running(leaves, key):
             if len(pack.pieces) > 1:
                 return in_pieces.Walk(self, leaves, pack, key).pull_back(lambda f: loss(rows(pack, f)))
             value, means = loss(self._score(pack, leaves))
@@ -90,7 +90,7 @@ class TransformersLM:
                 submodule._parameters[attribute] = before
 
     @contextlib.contextmanager
-    def _run(self, params: ports.Params, key: int | None) -> Iterator[None]:
+    def running(self, params: ports.Params, key: int | None) -> Iterator[None]:
         """Open everything that a pass needs: the swap, the precision rule, the draws of dropout."""
         device = next(iter(params.values())).device
         with contextlib.ExitStack() as stack:
@@ -132,7 +132,7 @@ class TransformersLM:
             route: which of its nodes run.
             params: what is swapped in.
         """
-        hidden = self._hidden(route, params)
+        hidden = self.hidden(route, params)
         parents = hidden.index_select(0, each.edge_nodes[route.edges] - route.nodes[0])
         if self.scalar:
             return scalar_head.score(self.module, parents)
@@ -147,7 +147,7 @@ class TransformersLM:
             slopes=None if each.slopes is None else each.slopes[route.edges],
         )
 
-    def _hidden(
+    def hidden(
         self, route: tree_attention.Route | tree_attention.Step, params: ports.Params
     ) -> Float[Tensor, "nodes hidden"]:
         """Return the last hidden state of every node that runs."""

@@ -67,6 +67,11 @@ class Algorithm:
     carry: Mapping[str, float] = attrs.field(factory=dict)
     next_carry: Callable[[Mapping[str, float], Mapping[str, float]], Mapping[str, float]] | None = None
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Return what the loss and its metrics read, `needs` and `watches`."""
+        return (*self.needs, *self.watches)
+
     def evolve(self, **changes: Any) -> "Algorithm":
         """Return a variant with some fields changed; of another loss or reduction `linear` is said anew."""
         known = {} if changes.keys() & {"linear", "loss", "reduce"} == set() else {"linear": False}

@@ -169,10 +169,7 @@ def _grads(
     """Return the loss and the gradients of a step over packs of these parts."""
     counts = pack.count([s for part in parts for s in part])
     packs = [
-        pack.build(
-            part, counts, needs=(*algorithm.needs, *algorithm.watches), share=share, dtype=torch.float64
-        )
-        for part in parts
+        pack.build(part, counts, needs=algorithm.reads, share=share, dtype=torch.float64) for part in parts
     ]
     value, _, grads = steps.loss_and_grad(reference.Reference(), algorithm, reference.params(), packs, 0)
     return {"the loss": value, **grads}
@@ -182,7 +179,7 @@ def _table(
     algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]
 ) -> tuple[pack.Batch, pack.Scores, Callable[[pack.Scores], tuple[Tensor, record.Any]]]:
     """Return a batch, its scores and the step's objective over them."""
-    needs = (*algorithm.needs, *algorithm.watches)
+    needs = algorithm.reads
     whole = pack.build(samples, pack.count(samples), needs=needs, dtype=torch.float64)
     scores = reference.Reference().predict(reference.params(), whole, 0)
     return whole.batch, scores, steps.objective(algorithm, whole.batch, algorithm.carry)

@@ -1,6 +1,8 @@
 """Conversations to text: the chat template, what it prints, and what closes a turn."""
 
 import functools
+import inspect
+import os
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -63,11 +65,12 @@ def bind(
         tools: whether rows bring tools; chooses among the named templates that some tokenizers carry.
 
     Raises:
-        Mistake: when there is no template, or no such file.
+        Mistake: when there is no template, or no such file, or a setting has the name of what a row brings.
     """
     template = _text(chat_template) if chat_template is not None else _own(tokenizer, tools)
     specials = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     specials |= set(tokenizer.all_special_tokens)
+    _own_words(settings or {}, tokenizer)
     names = "|".join(re.escape(token) for token in sorted(specials, key=len, reverse=True) if token)
     return Chat(
         tokenizer=tokenizer,
@@ -106,9 +109,12 @@ def render(
             tokenize=False,
             **chat.settings,
         )
-    except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-        line = " ".join(str(error).split())
-        raise mistake.Mistake(f"the chat template cannot print this conversation: {line}") from error
+    except Exception as error:
+        # A template is a program of the caller's: it may divide by zero, call itself without end.
+        said = mistake.line(error)
+        if not isinstance(error, jinja2.TemplateError) and type(error).__name__ != said:
+            said = f"{type(error).__name__}: {said}"
+        raise mistake.Mistake(f"the chat template cannot print this conversation: {said}") from error
     return str(text)
 
 
@@ -140,12 +146,34 @@ def _text(chat_template: str) -> str:
     """Read the template from a file, or take it as it is when it is one."""
     if "{%" in chat_template or "{{" in chat_template:
         return chat_template
-    path = pathlib.Path(chat_template)
-    if not path.is_file():
+    name = chat_template if len(chat_template) <= 200 else f"{chat_template[:60]}..."
+    wanted = "give a file's path or the Jinja text itself, which has {{ or {% in it."
+    path = pathlib.Path(os.path.expanduser(chat_template))
+    try:
+        if not path.is_file():
+            raise mistake.Mistake(f"chat_template: there is no file {name}; {wanted}")
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
         raise mistake.Mistake(
-            f"chat_template: there is no file {chat_template}; give a file's path or the Jinja text itself."
-        )
-    return path.read_text(encoding="utf-8")
+            f"chat_template: {name} is not UTF-8 (byte {error.start}); save the file as UTF-8."
+        ) from error
+    except OSError as error:
+        said = error.strerror or mistake.line(error)
+        raise mistake.Mistake(f"chat_template: {name} cannot be read: {said}; {wanted}") from error
+
+
+def _own_words(settings: Mapping[str, Any], tokenizer: transformers.PreTrainedTokenizerBase) -> None:
+    """Refuse settings that have the name of what a row brings, or of how it is printed."""
+    taken = {"messages", *inspect.signature(tokenizer.apply_chat_template).parameters} - {
+        "kwargs",
+        "documents",
+    }
+    for name in settings:
+        if name in taken:
+            raise mistake.Mistake(
+                f"chat_template_kwargs: {name!r} is not for options to set; it comes from the rows or is "
+                "decided here. Take it out, or give the template's variable another name."
+            )
 
 
 def _own(tokenizer: transformers.PreTrainedTokenizerBase, tools: bool) -> str:
@@ -155,7 +183,13 @@ def _own(tokenizer: transformers.PreTrainedTokenizerBase, tools: bool) -> str:
             f"the rows are conversations and the tokenizer {tokenizer.name_or_path or 'given'} has no chat "
             "template; give one with chat_template (a file or the Jinja text)."
         )
-    return tokenizer.get_chat_template(None, [{}] if tools else None)
+    try:
+        return tokenizer.get_chat_template(None, [{}] if tools else None)
+    except ValueError as error:
+        raise mistake.Mistake(
+            f"the tokenizer {tokenizer.name_or_path or 'given'} has several chat templates and none is the "
+            f"default ({mistake.line(error)}); give one with chat_template."
+        ) from error
 
 
 def _mark(template: str) -> str | None:

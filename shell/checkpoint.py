@@ -18,7 +18,7 @@ import os
 import pathlib
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -27,7 +27,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from shell import files, mistake
+from shell import files, mistake, states
 
 FORMAT = "espalier-checkpoint-1"
 MANIFEST = "manifest.json"
@@ -121,13 +121,14 @@ def load(folder: pathlib.Path | str, *, check: bool = True) -> Saved:
     if problem:
         raise mistake.Mistake(f"{folder} is not a whole checkpoint: {problem}; name another one")
     manifest = json.loads((folder / MANIFEST).read_text())
-    state = json.loads((folder / STATE).read_text())
     tensors: dict[str, Tensor] = {}
-    for name in filter(_TENSORS.fullmatch, manifest["files"]):
-        tensors |= safetensors.torch.load_file(folder / name)
-    tensors |= {path: tensors[original] for path, original in state["aliases"].items()}
-    ordered = {path: tensors[path] for path in state["paths"]}
-    return Saved(step=manifest["step"], tensors=ordered, values=state["values"])
+    with states.reading(folder):
+        state = json.loads((folder / STATE).read_text())
+        for name in filter(_TENSORS.fullmatch, manifest["files"]):
+            tensors |= safetensors.torch.load_file(folder / name)
+        tensors |= {path: tensors[original] for path, original in state["aliases"].items()}
+        ordered = {path: tensors[path] for path in state["paths"]}
+        return Saved(step=manifest["step"], tensors=ordered, values=dict(state["values"]))
 
 
 def newest(root: pathlib.Path | str, *, note: Note = lambda text: None) -> pathlib.Path | None:
@@ -155,7 +156,7 @@ def fault(folder: pathlib.Path | str, *, deep: bool = True) -> str | None:
     folder = pathlib.Path(folder)
     manifest = _manifest(folder)
     if not manifest:
-        return f"it has no readable {MANIFEST}"
+        return f"it has no readable {MANIFEST} that names {STATE}"
     named = _FOLDER.fullmatch(folder.name)
     if named and int(named[1]) != manifest["step"]:
         return f"its name does not agree with its step, {manifest['step']}"
@@ -170,8 +171,19 @@ def fault(folder: pathlib.Path | str, *, deep: bool = True) -> str | None:
     return None
 
 
+def before(root: pathlib.Path | str, step: int) -> int | None:
+    """Return the newest of our checkpoints from before a step, or None."""
+    return max(
+        (n for n, folder in _folders(pathlib.Path(root)) if n < step and _manifest(folder)), default=None
+    )
+
+
 def prune(
-    root: pathlib.Path | str, keep: int | None, *, newest: int | None = None, best: int | None = None
+    root: pathlib.Path | str,
+    keep: int | None,
+    *,
+    newest: int | None = None,
+    kept: Collection[int | None] = (),
 ) -> tuple[int, ...]:
     """Remove old checkpoints, never the newest and never the best.
 
@@ -182,7 +194,7 @@ def prune(
         root: the folder that holds the checkpoints.
         keep: how many to keep, `save_total_limit`; None keeps all. With 1 the best stays beside the newest.
         newest: the step just saved; by default the newest whole one.
-        best: the step to keep whatever its age.
+        kept: steps to keep whatever their age, such as the best; None among them is none.
 
     Returns:
         The steps that were removed.
@@ -194,7 +206,7 @@ def prune(
     if keep is None or newest is None:
         return ()
     past = [(step, folder) for step, folder in ours if step <= newest]
-    spared = {newest, best} & {step for step, _ in past}
+    spared = {newest, *kept} & {step for step, _ in past}
     others = [(step, folder) for step, folder in past if step not in spared]
     doomed = others[: max(0, len(past) - max(keep, len(spared)))]
     for _, folder in doomed:
@@ -349,8 +361,15 @@ def _manifest(folder: pathlib.Path) -> dict[str, Any] | None:
         manifest = json.loads((folder / MANIFEST).read_bytes())
     except (OSError, ValueError):
         return None
-    ours = isinstance(manifest, dict) and manifest.get("format") == FORMAT
-    return manifest if ours and {"step", "files"} <= manifest.keys() else None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        return None
+    files = manifest.get("files")
+    whole = (
+        isinstance(files, dict)
+        and STATE in files
+        and all(isinstance(each, dict) and {"bytes", "sha256"} <= each.keys() for each in files.values())
+    )
+    return manifest if whole and isinstance(manifest.get("step"), int) else None
 
 
 def _digest(path: pathlib.Path) -> str:

@@ -19,6 +19,7 @@ from shell import entries, loss_checks, mistake, options, translate
 Given = Mapping[str, entries.Entry]
 
 _SCHEDULE = ("min_lr", "min_lr_rate")
+_NUMBERS = {bool, int, float}
 _NAMES = {
     str: "text",
     bool: "true or false",
@@ -36,6 +37,10 @@ def typed(algorithm: str, name: str, entry: entries.Entry) -> Any:
     """
     kinds, taken = _kinds(options.FIELDS[name].type), options.choices(algorithm, name)
     came = _came(entry, kinds, bool(taken))
+    if isinstance(came, str) and not taken and kinds & _NUMBERS and kinds <= {*_NUMBERS, types.NoneType}:
+        came = entries.read(came)
+        if isinstance(came, str):
+            raise _unfit(algorithm, name, entry)
     # The parser reads every text once more, so that "null" would be null and {x: "1"} a number.
     if (isinstance(came, dict) and dict in kinds) or (
         isinstance(came, str) and str in kinds and not taken and not entry.text
@@ -85,6 +90,7 @@ def together(algorithm: str, chosen: options.Options, given: Given) -> None:
         Mistake: names both.
     """
     for check in (
+        _blank,
         _needed,
         _sources,
         _misplaced,
@@ -198,6 +204,14 @@ def _both(given: Given, first: str, second: str, why: str) -> mistake.Mistake:
     return mistake.Mistake(f"{places}: {why}")
 
 
+def _blank(chosen: options.Options, given: Given) -> None:
+    """Refuse text without a letter: as a path it would be the current folder."""
+    for name, entry in given.items():
+        value = getattr(chosen, name)
+        if isinstance(value, str) and not value.strip():
+            raise mistake.Mistake(f"{entry.where}: {value!r} came; {options.about(name).text}.")
+
+
 def _needed(chosen: options.Options, given: Given) -> None:
     """Ask for what has no default."""
     for name, example in (("model", "tiny"), ("dataset", "rows.jsonl")):
@@ -268,6 +282,12 @@ def _schedule(chosen: options.Options, given: Given) -> None:
             raise mistake.Mistake(f"{where}: {key!r} came; {' or '.join(_SCHEDULE)} was wanted.{hint}")
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise mistake.Mistake(f"{where}: {key} {value!r} came; a number of at least 0 was wanted.")
+        highest = 1 if key == "min_lr_rate" else chosen.learning_rate
+        if value > highest:
+            of = "a part of learning_rate" if key == "min_lr_rate" else "learning_rate"
+            raise mistake.Mistake(
+                f"{where}: {key} {value!r} came as the least rate; at most {highest:g} was wanted, {of}."
+            )
     if len(numbers) > 1:
         raise mistake.Mistake(f"{where}: min_lr and min_lr_rate both say where the schedule ends; keep one.")
     if bool(numbers) != (chosen.lr_scheduler_type == "cosine_with_min_lr"):

@@ -1,7 +1,6 @@
 """From options to the values that a run is made of: algorithm, schedule, optimizer, precision, model."""
 
 import importlib
-import math
 import os
 import pathlib
 import sys
@@ -17,10 +16,11 @@ from adapters import loading, scalar_head, shapes, transformers_lm, tree_attenti
 from core import algorithms, head, optimizers, ports, schedules
 from core.plan import cost
 from shell import config as config_
-from shell import methods, mistake, options, tiny
+from shell import folders, methods, mistake, options, tiny
 
 ROWS = ("text", "pairs", "unpaired", "prompts")
 NEEDS = ("reference_logprobs", "mismatched", "values")
+OF_OTHER_HEADS = ("classifier_", "summary_", "seq_classif_", "qa_", "pooler_")
 ATTENTION = {"auto": None, "eager": "mask", "sdpa": "rectangles"}
 
 
@@ -47,14 +47,14 @@ def checked(found: algorithms.Algorithm, name: str = "algorithm") -> algorithms.
         mistake.Mistake: names the field and what it may be.
     """
     known = (*head.FIELDS[1:], *NEEDS)
-    unknown = sorted({*found.needs, *found.watches} - {"logprobs", *known})
+    unknown = sorted({*found.reads} - {"logprobs", *known})
     wanted = {
         "rows": (found.rows, found.rows not in ROWS, " or ".join(ROWS)),
         "columns": ("a function", found.columns is not None and found.rows != "prompts", "None"),
         "needs": (", ".join(unknown), bool(unknown), f"of {', '.join(known)}"),
     }
-    if "values" in found.needs and len({*found.needs, *found.watches}) > 1:
-        others = ", ".join(sorted({*found.needs, *found.watches} - {"values"}))
+    if "values" in found.needs and len({*found.reads}) > 1:
+        others = ", ".join(sorted({*found.reads} - {"values"}))
         raise mistake.Mistake(
             f"{name}: needs are values and {others}; a model with a scalar head has none over the "
             "vocabulary, so values alone were wanted"
@@ -87,7 +87,7 @@ def optimizer(chosen: options.Options, num_steps: int) -> optimizers.Optimizer:
 
 def schedule(chosen: options.Options, num_steps: int) -> schedules.Schedule:
     """Return the schedule that was asked for, as a factor of the learning rate."""
-    warmup = chosen.warmup_steps or math.ceil((chosen.warmup_ratio or 0.0) * num_steps)
+    warmup = num_warmup(chosen, num_steps)
     numbers = chosen.lr_scheduler_kwargs or {}
     floor = numbers.get("min_lr_rate", numbers.get("min_lr", 0.0) / (chosen.learning_rate or 1.0))
     return {
@@ -99,6 +99,11 @@ def schedule(chosen: options.Options, num_steps: int) -> schedules.Schedule:
             schedules.cosine, num_updates=num_steps, num_warmup=warmup, floor=floor
         ),
     }[chosen.lr_scheduler_type]()
+
+
+def num_warmup(chosen: options.Options, num_steps: int) -> int:
+    """Return the steps over which the learning rate rises."""
+    return chosen.warmup_steps or config_.whole((chosen.warmup_ratio or 0.0) * num_steps)
 
 
 def dtype(chosen: options.Options, device: ports.Device, *, training: bool = True) -> torch.dtype:
@@ -140,10 +145,10 @@ def shape(
     """
     try:
         return shapes.shape(described, wanted, trust_remote_code=chosen.trust_remote_code)
-    except (ValueError, AttributeError, ImportError) as problem:
+    except Exception as problem:  # whatever a config makes transformers raise
         raise mistake.Mistake(
             f"model {chosen.model} ({described.model_type}) is no causal language model that can be trained "
-            f"on trees ({_first_line(problem)}); name one with --model"
+            f"on trees ({folders.first_line(problem)}); name one with --model"
         ) from problem
 
 
@@ -162,9 +167,9 @@ def tokenizer(chosen: options.Options) -> transformers.PreTrainedTokenizerBase:
             revision=chosen.revision if chosen.tokenizer is None else None,
             trust_remote_code=chosen.trust_remote_code,
         )
-    except (OSError, ValueError, KeyError, ImportError) as problem:
+    except Exception as problem:  # whatever the files of others make transformers raise
         raise mistake.Mistake(
-            f"{path} has no tokenizer that can be loaded ({_first_line(problem)}); "
+            f"{path} has no tokenizer that can be loaded ({folders.first_line(problem)}); "
             "name a folder or hub id that has one with --tokenizer"
         ) from problem
 
@@ -175,21 +180,22 @@ def config(chosen: options.Options) -> transformers.PretrainedConfig:
     if path == "tiny":
         return tiny_config(chosen)
     try:
-        found = transformers.AutoConfig.from_pretrained(
+        return transformers.AutoConfig.from_pretrained(
             path, revision=chosen.revision, trust_remote_code=chosen.trust_remote_code
         )
-    except (OSError, ValueError, KeyError) as problem:
+    except Exception as problem:  # whatever the files of others make transformers raise
         where = "folder" if pathlib.Path(path).exists() else "folder or hub id"
         raise mistake.Mistake(
             f"model {path} cannot be loaded: no {where} with a model that transformers knows "
-            f"({_first_line(problem)}); name one with --model"
+            f"({folders.first_line(problem)}); name one with --model"
         ) from problem
-    folder = pathlib.Path(path)
-    if folder.is_dir() and not any(folder.glob("*.safetensors")):
-        raise mistake.Mistake(
-            f"model {path} has a config and no weights: *.safetensors were wanted (pickled ones are not read)"
-        )
-    return found
+
+
+def check_weights(chosen: options.Options) -> None:
+    """Refuse a model folder whose weights are missing, cut or unreadable, before rows are tokenized."""
+    folder = pathlib.Path(str(chosen.model))
+    if chosen.model != "tiny" and folder.is_dir():
+        folders.check(f"model {chosen.model}", folder)
 
 
 def tiny_config(chosen: options.Options) -> transformers.LlamaConfig:
@@ -262,7 +268,7 @@ def check_dropout(chosen: options.Options, described: transformers.PretrainedCon
 
 
 def model(
-    chosen: options.Options, device: ports.Device, *, scalar: bool = False
+    chosen: options.Options, device: ports.Device, *, scalar: bool = False, training: bool = True
 ) -> tuple[transformers_lm.TransformersLM, dict[str, Tensor]]:
     """Load the model and its parameters.
 
@@ -270,16 +276,17 @@ def model(
         chosen: the options.
         device: where it runs.
         scalar: give it a scalar head in the place of the one over the vocabulary.
+        training: whether its parameters are updated.
 
     Raises:
         mistake.Mistake: it cannot be loaded, or cannot be trained on trees.
     """
     modes = {
         "attention": attention(chosen, device),
-        "dropout": not chosen.disable_dropout,
-        "gradient_checkpointing": chosen.gradient_checkpointing,
+        "dropout": training and not chosen.disable_dropout,
+        "gradient_checkpointing": training and chosen.gradient_checkpointing,
     }
-    wanted = dtype(chosen, device)
+    wanted = dtype(chosen, device, training=training)
     try:
         if chosen.model == "tiny":
             module: Any = _tiny(chosen, wanted, scalar=scalar)
@@ -294,7 +301,7 @@ def model(
             **modes,
         )
     except (OSError, ValueError) as problem:
-        raise mistake.Mistake(f"model {chosen.model}: {_first_line(problem)}") from problem
+        raise mistake.Mistake(f"model {chosen.model}: {folders.first_line(problem)}") from problem
 
 
 def _tiny(chosen: options.Options, wanted: torch.dtype, *, scalar: bool) -> transformers.PreTrainedModel:
@@ -320,9 +327,13 @@ def _holds(described: transformers.PretrainedConfig) -> int | None:
 
 
 def dropouts(config: transformers.PretrainedConfig) -> Mapping[str, float]:
-    """Return the dropout rates above 0 in a config, by name."""
+    """Return the dropout rates above 0 in a config, by name, without those of heads that a decoder lacks."""
     text = config.get_text_config()
-    rates = {n: v for n, v in text.to_dict().items() if n.endswith(("dropout", "_pdrop"))}
+    rates = {
+        n: v
+        for n, v in text.to_dict().items()
+        if n.endswith(("dropout", "_pdrop", "dropout_prob")) and not n.startswith(OF_OTHER_HEADS)
+    }
     return {n: float(v) for n, v in rates.items() if isinstance(v, int | float) and v > 0}
 
 
@@ -334,15 +345,10 @@ def _own(name: str) -> algorithms.Algorithm:
         found = getattr(importlib.import_module(module), attribute)
     except Exception as problem:  # whatever the caller's module raises
         raise mistake.Mistake(
-            f"algorithm {name} cannot be imported: {type(problem).__name__}: {_first_line(problem)}"
+            f"algorithm {name} cannot be imported: {type(problem).__name__}: {folders.first_line(problem)}"
         ) from problem
     finally:
         sys.path.pop(0)
     if not isinstance(found, algorithms.Algorithm):
         raise mistake.Mistake(f"algorithm {name} is a {type(found).__name__}; an Algorithm was wanted")
     return found
-
-
-def _first_line(problem: BaseException) -> str:
-    """Return the first line of what went wrong."""
-    return (str(problem).strip().splitlines() or [type(problem).__name__])[0]

@@ -57,15 +57,26 @@ def parse(argv: Sequence[str]) -> Command:
         known = words[0] if words[0] in options.ALGORITHMS or _OWN.fullmatch(words[0]) else None
         print(manual.usage(known))
         raise SystemExit(0)
-    algorithm = _algorithm(words[0])
-    written = entries.from_words(words[1:])
+    return _resolved(_algorithm(words[0]), written(words[1:]))
+
+
+def written(words: Sequence[str]) -> list[entries.Entry]:
+    """Return the entries of a command line and of the file that it names.
+
+    Args:
+        words: after the algorithm.
+
+    Raises:
+        Mistake: as `parse`.
+    """
+    written = entries.from_words(words)
     files = [entry for entry in written if entry.key == "config"]
     told = [entry for entry in written if entry.key != "config"]
     for entry in files:
         if not entry.text:
             raise mistake.Mistake(f"--config: {entry.came()}; one YAML file was wanted.")
         told = [*entries.from_file(entry.value), *told]
-    return _resolved(algorithm, told)
+    return told
 
 
 def from_values(algorithm: str, values: Mapping[str, Any]) -> Command:
@@ -128,7 +139,12 @@ def every(interval: float, num_steps: int) -> int:
         interval: steps, or below 1 a part of the run.
         num_steps: steps of the whole run.
     """
-    return max(1, math.ceil(interval * num_steps)) if interval < 1 else int(interval)
+    return max(1, whole(interval * num_steps)) if interval < 1 else int(interval)
+
+
+def whole(steps: float) -> int:
+    """Return the whole steps that a part of a step counts as; 0.07 * 100 is 7, though not to the last bit."""
+    return math.ceil(round(steps, 9))
 
 
 def _resolved(algorithm: str, written: Sequence[entries.Entry]) -> Command:

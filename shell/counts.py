@@ -20,7 +20,8 @@ class Counts:
         tokens: their tokens.
         trained: their targets.
         one_ended: used pairs of which the cut took the end of one side alone.
-        unclosed: used rows whose last target is no token that a generator stops at.
+        unclosed: used rows whose template closes the last target with no token that a generator stops at.
+        endless: used rows that end without a stop token since the tokenizer has none.
         tools_unseen: used rows with a `tools` column that the chat template does not print.
     """
 
@@ -35,6 +36,7 @@ class Counts:
     trained: int = 0
     one_ended: int = 0
     unclosed: int = 0
+    endless: int = 0
     tools_unseen: int = 0
 
 
@@ -66,6 +68,11 @@ def notes(counts: Counts) -> tuple[str, ...]:
         lines.append(
             f"{counts.unclosed} of {counts.used} rows end without a stop token: the model will not learn "
             "from them when to stop. Close assistant turns in the chat template with a special token"
+        )
+    if counts.endless:
+        lines.append(
+            f"{counts.endless} of {counts.used} rows end without a stop token: the tokenizer has no eos, "
+            "so the model will not learn when to stop. Give the tokenizer one"
         )
     if counts.tools_unseen:
         lines.append(

@@ -18,7 +18,7 @@ from shell import aside, counts, encode, formats, mistake, preferences, shares, 
 from shell import chat as chats
 
 # Raised whenever the same rows and options would give other samples or other files.
-FORMAT = 2
+FORMAT = 3
 BATCH = 1000
 
 
@@ -118,7 +118,7 @@ def look(found: Sequence[sources.Source], rows: str = "text") -> tuple[Opened, .
             kind = formats.supervised(row.keys(), where=source.name)
             talks = kind in ("messages", "conversations") or (
                 kind == "prompt and completion"
-                and not all(isinstance(row[name], str) for name in ("prompt", "completion"))
+                and any(isinstance(row[name], list | Mapping) for name in ("prompt", "completion"))
             )
         else:
             kind = preferences.kind(row.keys(), rows, where=source.name)
@@ -174,6 +174,7 @@ def prepare(
     *,
     folder: pathlib.Path,
     progress: Callable[[int], None] | None = None,
+    note: Callable[[str], None] | None = None,
 ) -> Prepared:
     """Tokenize every row to disk, or find that done.
 
@@ -182,12 +183,13 @@ def prepare(
         bound: from `rules`.
         folder: where prepared data lie, each in a folder named by its fingerprint.
         progress: told the number of rows read so far.
+        note: told when what had been prepared is damaged and is made again.
 
     Raises:
         Mistake: naming the first row that cannot be trained, or when nothing is left to train.
     """
     key = fingerprint(opened, bound)
-    return _open(aside.kept(folder, key, lambda place: _write(opened, bound, place, progress)))
+    return _open(*aside.kept(folder, key, lambda place: _write(opened, bound, place, progress), note))
 
 
 class Parted(Protocol):
@@ -301,8 +303,8 @@ def _write(
     bound: encode.Rules,
     folder: pathlib.Path,
     progress: Callable[[int], None] | None,
-) -> None:
-    """Write the samples of all sources and, last, what they are."""
+) -> dict[str, Any]:
+    """Write the samples of all sources; return what they are."""
     total, parts = counts.Counts(), []
     lengths: list[int] = []
     rows = [0]
@@ -326,12 +328,11 @@ def _write(
     np.save(folder / "rows.npy", np.asarray(rows, np.int64))
     for name, column in columns.items():
         np.save(folder / f"column-{name}.npy", np.asarray(column, np.float64))
-    about = {
+    return {
         "counts": attrs.asdict(total),
         "parts": [attrs.asdict(part) for part in parts],
         "columns": sorted(columns),
     }
-    (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
 
 
 def _append(
@@ -346,9 +347,8 @@ def _append(
     return [len(piece.tokens) for piece in pieces]
 
 
-def _open(place: pathlib.Path) -> Prepared:
+def _open(place: pathlib.Path, about: Mapping[str, Any]) -> Prepared:
     """Map prepared files into memory."""
-    about = json.loads((place / "about.json").read_text(encoding="utf-8"))
     return Prepared(
         tokens=np.memmap(place / "tokens.bin", np.int32, "r"),
         trained=np.memmap(place / "trained.bin", np.bool_, "r"),

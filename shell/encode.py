@@ -10,6 +10,7 @@
 A begin token that both text and tokenizer bring stands once. Padding does not exist here.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ import transformers
 
 from shell import chat as chats
 from shell import formats, mistake, spans
+
+_HALF = re.compile("[\ud800-\udfff]")
 
 TRUNCATIONS = ("keep_start", "keep_end", "drop", "split")
 
@@ -53,12 +56,14 @@ class Draft:
         tokens: ids, int64 `[length]`.
         trained: targets, bool `[length]`.
         closed: whether its last target is a token that a generator stops at.
+        endless: whether it is open since the tokenizer has no end token at all.
         tools_unseen: whether it brought tools that the template does not print.
     """
 
     tokens: np.ndarray
     trained: np.ndarray
     closed: bool = True
+    endless: bool = False
     tools_unseen: bool = False
 
 
@@ -121,16 +126,17 @@ def drafts(rows: Sequence[tuple[str, Parsed]], rules: Rules) -> list[Draft]:
 def _texts(rows: Sequence[tuple[str, Any]], rules: Rules) -> list[Draft]:
     """Encode texts."""
     eos = rules.tokenizer.eos_token_id
-    encoded = [_ended(ids, eos) for ids in encode(rules.tokenizer, [row.text for _, row in rows])]
+    texts = [encodable(row.text, where) for where, row in rows]
+    encoded = [_ended(ids, eos) for ids in encode(rules.tokenizer, texts)]
     return [
-        Draft(tokens=tokens, trained=np.ones(len(tokens), bool), closed=eos is not None) for tokens in encoded
+        Draft(tokens=tokens, trained=np.ones(len(tokens), bool), endless=eos is None) for tokens in encoded
     ]
 
 
 def _exchanges(rows: Sequence[tuple[str, Any]], rules: Rules) -> list[Draft]:
     """Encode prompts with their completions."""
     tokenizer, eos = rules.tokenizer, rules.tokenizer.eos_token_id
-    wholes = encode(tokenizer, [row.prompt + row.completion for _, row in rows])
+    wholes = encode(tokenizer, [encodable(row.prompt + row.completion, where) for where, row in rows])
     prompts = encode(tokenizer, [row.prompt for _, row in rows])
     ends_itself = _ends_itself(tokenizer)
     result = []
@@ -141,7 +147,7 @@ def _exchanges(rows: Sequence[tuple[str, Any]], rules: Rules) -> list[Draft]:
             # A tokenizer that ends every text by itself ends the prompt too; that end is not in the whole.
             prompt = prompt[:-1] if ends_itself else prompt
             trained[: shared(tokens, prompt)] = False
-        result.append(Draft(tokens=tokens, trained=trained, closed=eos is not None))
+        result.append(Draft(tokens=tokens, trained=trained, endless=eos is None))
     return result
 
 
@@ -174,7 +180,7 @@ def _conversations(rows: Sequence[tuple[str, Any]], rules: Rules) -> list[Draft]
             printed.append(_printed(chat, row, rules))
         except mistake.Mistake as error:
             raise mistake.Mistake(f"{where}: {error}") from error
-    texts = [text for text, _, _ in printed]
+    texts = [encodable(text, where) for (text, _, _), (where, _) in zip(printed, rows, strict=True)]
     masked = any(ranges is not None for _, ranges, _ in printed)
     if masked and not rules.tokenizer.is_fast:
         raise mistake.Mistake(
@@ -263,6 +269,26 @@ def _closed(chat: chats.Chat, text: str) -> bool:
     """Tell whether a text ends in a special token, white space aside."""
     text = text.rstrip()
     return any(text.endswith(token) for token in chat.special.findall(text[-64:]))
+
+
+def encodable(text: str, where: str) -> str:
+    """Return a text, or refuse what no tokenizer takes: half of a surrogate pair, which JSON can hold.
+
+    Args:
+        text: of a row.
+        where: which row, for messages.
+
+    Raises:
+        Mistake: names the row and what stands around the half.
+    """
+    half = None if text.isascii() else _HALF.search(text)
+    if half is not None:
+        around = text[max(half.start() - 20, 0) : half.end() + 20]
+        raise mistake.Mistake(
+            f"{where}: the text holds {half.group()!a}, half of a surrogate pair, in {around!a}; such a half "
+            "is no character: remove it."
+        )
+    return text
 
 
 def encode(tokenizer: transformers.PreTrainedTokenizerBase, texts: Sequence[str]) -> list[np.ndarray]:

@@ -4,7 +4,7 @@ import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import yaml
@@ -36,12 +36,7 @@ class Entry:
 
     def read(self) -> Any:
         """Return the value as YAML reads it."""
-        if not self.text:
-            return self.value
-        try:
-            return yaml.load(self.value, _Loader)
-        except (yaml.YAMLError, mistake.Mistake):
-            return self.value
+        return read(self.value) if self.text else self.value
 
     def came(self) -> str:
         """Describe the value in a few words."""
@@ -49,6 +44,14 @@ class Entry:
             return "nothing came"
         text = repr(self.value)
         return f"{text if len(text) <= 60 else text[:57] + '...'} came"
+
+
+def read(text: str) -> Any:
+    """Return a word as YAML reads it, as it is where that cannot be."""
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, mistake.Mistake, ValueError):
+        return text
 
 
 def from_file(path: str) -> tuple[Entry, ...]:
@@ -86,9 +89,8 @@ def from_words(words: Sequence[str]) -> tuple[Entry, ...]:
     for key, values in _grouped(words):
         where = f"--{_one_line(key)}"
         if key in found:
-            raise mistake.Mistake(
-                f"{where}: it stands twice; once was wanted, several values as {where} first second."
-            )
+            several = "" if key == "config" else f", several values as {where} first second"
+            raise mistake.Mistake(f"{where}: it stands twice; once was wanted{several}.")
         found[key] = _worded(key, values, where)
     return tuple(found.values())
 
@@ -133,7 +135,17 @@ def _grouped(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without keys that stand twice, in which 1e-5 is a number."""
+    """YAML without keys that stand twice, in which 1e-5 is a number, 010 is ten and 1:30 no number at all."""
+
+    # YAML 1.1 reads 010 as eight and 1:30 as ninety; nobody writes options so.
+    yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {
+        first: [
+            (tag, form)
+            for tag, form in forms
+            if tag not in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+        ]
+        for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         _refuse_twice(node)
@@ -142,7 +154,13 @@ class _Loader(yaml.SafeLoader):
 
 # YAML 1.1 wants a dot and a signed exponent in a number, and reads 1e-5 as text.
 _NUMBER = re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
+_WHOLE = re.compile(r"^[-+]?\d[\d_]*$")
+_DECIMAL = re.compile(
+    r"^([-+]?(\d[\d_]*\.\d*|\.\d+)([eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d+|[-+]?\.inf|\.nan)$", re.I
+)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", _WHOLE, list("-+0123456789"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _DECIMAL, list("-+.0123456789"))
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(loader.construct_scalar(node)))
 
 
 class _Dumper(yaml.SafeDumper):

@@ -68,7 +68,7 @@ class Feed(Protocol):
 
     @property
     def digest(self) -> str | None:
-        """Return a short name of all samples in their order; None where nobody has seen them all."""
+        """Return a short name of all samples, or of what they are read from; None where nobody can tell."""
         ...
 
     def take(self, place: Place) -> tuple[list[sample.Sample], Place]:
@@ -136,11 +136,12 @@ class Streamed:
         batch_size: rows (what is trained together) in an optimizer step; the last one of a pass may have
             fewer.
         counts: what became of the rows read so far; a run that goes on sets it to what it was.
+        digest: a hash of the sources, as far as they can be told apart unread: files by what is in them, the
+            hub's by their names.
     """
 
     start: Place = attrs.astuple(stream.Place())
     steps_per_epoch = None
-    digest = None
 
     def __init__(
         self,
@@ -164,6 +165,9 @@ class Streamed:
         """
         self._vocab, self._arrange = vocab, arrange
         self.batch_size, self.counts = batch_size, counts_.Counts()
+        self.digest = hashlib.blake2b(
+            "\n".join(one.source.fingerprint for one in opened).encode(), digest_size=16
+        ).hexdigest()
         self._draw = functools.partial(stream.draw, opened, bound, seed=seed)
         self._at: Place | None = None
         self._drawn: Iterator[stream.Drawn] = iter(())
@@ -174,18 +178,19 @@ class Streamed:
         if place != self._at:
             self._drawn = self._draw(place=stream.Place(**dict(zip(_PLACE, place, strict=True))))
         taken: list[stream.Drawn] = []
+        self._at = None  # what fails on the way is read again
         for drawn in self._drawn:
             if taken and drawn.after.epoch != taken[0].after.epoch:
                 self._drawn = itertools.chain([drawn], self._drawn)
                 break
             taken.append(drawn)
-            self.counts = counts_.merge(self.counts, drawn.counts)
             if len(taken) == self.batch_size:
                 break
-        self._at = attrs.astuple(taken[-1].after)
         samples = [s for drawn in taken for s in drawn.samples]
         if self._vocab is not None:
             check_vocabulary(np.concatenate([s.tokens for s in samples]), self._vocab)
+        self.counts = functools.reduce(counts_.merge, (drawn.counts for drawn in taken), self.counts)
+        self._at = attrs.astuple(taken[-1].after)
         return self._arrange(samples), self._at
 
     def epoch(self, place: Place) -> float:

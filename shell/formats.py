@@ -5,14 +5,13 @@ For supervised training: `text`; `messages` (or `conversations` with from and va
 columns are left alone.
 """
 
-import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import attrs
 import numpy as np
 
-from shell import mistake
+from shell import mistake, readers
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
 
@@ -30,6 +29,8 @@ _SHAREGPT = {
     "function_response": "tool",
     "function_call": "function_call",
 }
+
+_PACKED = ("position_ids", "seq_lengths", "seq_idx", "cu_seqlens", "cu_seq_lens_q", "document_ids")
 
 WANTED = "text; messages; conversations; prompt and completion; or input_ids"
 
@@ -133,13 +134,22 @@ def parse(
 def _prompt_completion(row: Mapping[str, Any], where: str, template: str) -> Exchange | Conversation:
     """Read a prompt and its completion, both text or both messages."""
     texts = [isinstance(row.get(column), str) for column in ("prompt", "completion")]
+    for column in ("prompt", "completion"):
+        text_or_messages(row, column, where)
     if all(texts):
         return Exchange(prompt=row["prompt"], completion=row["completion"])
-    if texts[0] and not isinstance(row.get("completion"), list):
-        text_of(row, "completion", where)
     prompt = messages_of(row, "prompt", where, template)
     completion = messages_of(row, "completion", where, template)
     return Conversation(messages=[*prompt, *completion], tools=tools_of(row, where), num_prompt=len(prompt))
+
+
+def text_or_messages(row: Mapping[str, Any], column: str, where: str) -> None:
+    """Refuse a column that holds neither."""
+    value = row.get(column)
+    if not isinstance(value, str | list | Mapping):
+        raise mistake.Mistake(
+            f"{where}, column {column}: {describe(value)} came; text or a list of messages is wanted."
+        )
 
 
 def text_of(row: Mapping[str, Any], column: str, where: str) -> str:
@@ -153,7 +163,7 @@ def text_of(row: Mapping[str, Any], column: str, where: str) -> str:
 def messages_of(row: Mapping[str, Any], column: str, where: str, template: str) -> list[dict[str, Any]]:
     """Return a column's messages in the form role and content."""
     value = row.get(column)
-    if isinstance(value, Mapping) and value and all(isinstance(part, list) for part in value.values()):
+    if is_table(value):
         # Old datasets of the hub hold a list of messages as a message of lists.
         value = [dict(zip(value, parts, strict=True)) for parts in zip(*value.values(), strict=True)]
     if not isinstance(value, list):
@@ -169,6 +179,13 @@ def messages_of(row: Mapping[str, Any], column: str, where: str, template: str) 
         _message(message, f"{where}, column {column}, message {number}", template)
         for number, message in enumerate(value)
     ]
+
+
+def is_table(value: Any) -> TypeGuard[Mapping[str, list[Any]]]:
+    """Tell whether a value is an object of lists, all of one length."""
+    if not isinstance(value, Mapping) or not all(isinstance(part, list) for part in value.values()):
+        return False
+    return len({len(part) for part in value.values()}) == 1
 
 
 def _message(message: Any, where: str, template: str) -> dict[str, Any]:
@@ -206,7 +223,7 @@ def _message(message: Any, where: str, template: str) -> dict[str, Any]:
 def _known_role(role: Any, where: str, template: str) -> None:
     """Refuse a role that neither everybody's templates nor this one know."""
     named = isinstance(role, str) and (f"'{role}'" in template or f'"{role}"' in template)
-    if role not in ROLES and not named:
+    if not isinstance(role, str) or (role not in ROLES and not named):
         wanted = ", ".join(sorted(ROLES))
         raise mistake.Mistake(f"{where}: the role {role!r} is unknown; wanted is one of {wanted}.")
 
@@ -223,8 +240,9 @@ def _from_value(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     if role != "function_call":
         return {"role": role, **({"content": message["value"]} if "value" in message else {}), **rest}
     try:
-        calls = json.loads(message.get("value") or "")
-    except (TypeError, ValueError):
+        value = message.get("value")
+        calls = readers.parsed(value if isinstance(value, str) else "", where)
+    except mistake.Mistake:
         calls = None
     calls = [calls] if isinstance(calls, Mapping) else calls
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) and "name" in call for call in calls):
@@ -240,10 +258,7 @@ def tools_of(row: Mapping[str, Any], where: str) -> list[Any] | None:
     """Return a row's tools, given as a list or as JSON text, without the nulls that a table adds."""
     value = row.get("tools")
     if isinstance(value, str):
-        try:
-            value = json.loads(value) if value.strip() else None
-        except ValueError as error:
-            raise mistake.Mistake(f"{where}, column tools: the text is not JSON ({error}).") from error
+        value = readers.parsed(value, f"{where}, column tools") if value.strip() else None
     if not value:
         return None
     if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
@@ -268,6 +283,7 @@ def without_nulls(value: Any) -> Any:
 
 def _ids(row: Mapping[str, Any], where: str) -> Ids:
     """Read a tokenized row. Padding is what `attention_mask` says it is, never a token's value."""
+    _unpacked(row, where)
     tokens = _integers(row, "input_ids", where)
     trained = None
     if row.get("labels") is not None:
@@ -279,21 +295,49 @@ def _ids(row: Mapping[str, Any], where: str) -> Ids:
             )
     for column in ("completion_mask", "assistant_masks"):
         if row.get(column) is not None:
-            mask = _integers(row, column, where, len(tokens)) != 0
+            mask = _mask(row, column, where, len(tokens))
             trained = mask if trained is None else trained & mask
     if row.get("attention_mask") is not None:
-        real = _integers(row, "attention_mask", where, len(tokens)) != 0
+        real = _mask(row, "attention_mask", where, len(tokens))
+        if (np.diff(np.flatnonzero(real)) > 1).any():
+            raise mistake.Mistake(
+                f"{where}, column attention_mask: zeros stand among the ones; zeros are padding, wanted at "
+                "the beginning or the end alone. Remove those tokens."
+            )
         tokens, trained = tokens[real], None if trained is None else trained[real]
     return Ids(tokens=tokens, trained=trained)
 
 
-def _integers(row: Mapping[str, Any], column: str, where: str, length: int | None = None) -> np.ndarray:
-    """Return a column as integers, as many as tokens."""
+def _unpacked(row: Mapping[str, Any], where: str) -> None:
+    """Refuse a row that says where the sequences in it begin: it would be trained as one."""
+    for column in _PACKED:
+        if row.get(column) is not None:
+            raise mistake.Mistake(
+                f"{where}, column {column}: it is for rows that hold several sequences; one a row is wanted, "
+                "since packing is done here. Take packed rows apart, then remove the column."
+            )
+
+
+def _mask(row: Mapping[str, Any], column: str, where: str, length: int) -> np.ndarray:
+    """Return a column of zeros and ones, or of false and true."""
+    numbers = _integers(row, column, where, length, kinds="iub")
+    odd = numbers[(numbers != 0) & (numbers != 1)]
+    if len(odd):
+        raise mistake.Mistake(f"{where}, column {column}: {odd[0]} came; 0 or 1 for each token is wanted.")
+    return numbers != 0
+
+
+def _integers(
+    row: Mapping[str, Any], column: str, where: str, length: int | None = None, *, kinds: str = "iu"
+) -> np.ndarray:
+    """Return a column as integers, as many as tokens; `kinds` are those of numpy that it may have."""
     value = row.get(column)
+    if "b" not in kinds and isinstance(value, list) and bool in set(map(type, value)):
+        raise mistake.Mistake(f"{where}, column {column}: true or false came; a list of integers is wanted.")
     numbers = np.asarray(value if isinstance(value, list | np.ndarray) else None)
     if numbers.size == 0 and numbers.shape == (0,):
         numbers = numbers.astype(np.int64)
-    if numbers.ndim != 1 or numbers.dtype.kind not in "iub":
+    if numbers.ndim != 1 or numbers.dtype.kind not in kinds:
         raise mistake.Mistake(
             f"{where}, column {column}: {describe(value)} came; a list of integers is wanted."
         )

@@ -25,7 +25,6 @@ from shell import (
     loop,
     measure,
     meter,
-    mistake,
     plan,
     prepare,
     progress,
@@ -62,7 +61,8 @@ def train(
             stack.enter_context(lock.hold(folder))
             checkpoint.sweep(folder)
         processes.wait(ranks)  # nobody looks for checkpoints before the folder is swept
-        saved = None if chosen.dry_run else resume.find(command, folder, display.note)
+        place = None if chosen.output_dir is None else pathlib.Path(chosen.output_dir)
+        saved = None if place is None else resume.find(command, place, display.note)
         gauge = meter.Meter(ranks)
         with gauge.part("preparing"):
             ready = prepare.ready(
@@ -72,6 +72,11 @@ def train(
                 ready.preview, ready.num_steps, ready.packing, ready.algorithm.couples, ranks,
                 checkpointing=chosen.gradient_checkpointing,
             )  # fmt: skip
+        if saved is not None and _is_over(ready, saved, display):
+            return 0
+        if saved is not None:
+            resume.compare(saved, ready.rows, chosen, ranks.num, display.note)
+            display.note(f"going on from {place}/checkpoint-{saved.step}")
         if chosen.dry_run:
             if ranks.index == 0:
                 print(plan.table(promised, chosen, device, ranks))
@@ -83,8 +88,6 @@ def train(
 def evaluate(command: config.Command) -> int:
     """Evaluate a model on a command's dataset, print one JSON object and return the exit status."""
     chosen = command.options
-    if chosen.streaming:
-        raise mistake.Mistake("streaming: evaluation reads every row once; leave it out")
     with contextlib.ExitStack() as stack:
         display = progress.Display(shown=processes.is_first())
         for note in command.notes:
@@ -94,7 +97,7 @@ def evaluate(command: config.Command) -> int:
         stack.enter_context(loop.deterministic())
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         ready = prepare.ready(command, folder, device, ranks, display, training=False)
-        model, params = choose.model(chosen, device)
+        model, params = choose.model(chosen, device, training=False)
         if chosen.init_from is not None:
             params = resume.weights(chosen, params)
         assert isinstance(ready.rows, feed.Prepared)
@@ -117,13 +120,6 @@ def _run(
     """Load the model, train, and write what the run leaves."""
     chosen, ranks = ready.command.options, ready.ranks
     folder = pathlib.Path(str(chosen.output_dir))
-    if saved is not None and saved.step >= ready.num_steps and finish.is_finished(folder, saved.step):
-        display.note(
-            f"the run in {folder} is finished ({saved.step} steps); more max_steps would continue it"
-        )
-        return 0
-    if saved is not None:
-        resume.check_rows(saved, ready.rows, chosen)
     with gauge.part("loading"):
         job, state = _loaded(ready, fresh=saved is None)
     if saved is None:
@@ -131,7 +127,6 @@ def _run(
     else:
         references.check(job.reference, saved, chosen)
         run = loop.restore(job, state, saved, gauge)
-        display.note(f"going on from {folder}/checkpoint-{saved.step}")
     journal = _journal(job, None if saved is None else saved.step, display)
     try:
         with signals.caught() as stopped:
@@ -143,12 +138,28 @@ def _run(
         if chosen.streaming:
             for line in counts.notes(ready.rows.counts):
                 display.note(line)
-        ended = {"step": run.state.step, "finished": not stop, "notes": display.notes}
+        ended = {
+            "step": run.state.step,
+            "finished": not stop,
+            "first_nonfinite_step": run.first_nonfinite,
+            "notes": display.notes,
+        }
         journal.run({**finish.facts(ready, promised), **gauge.facts(chosen.price_per_hour), **ended})
         finish.tell(folder, run, display, stop)
     finally:
         journal.close()
     return 128 + stop if stop else 0
+
+
+def _is_over(ready: prepare.Ready, saved: checkpoint.Saved, display: progress.Display) -> bool:
+    """Say whether a run has no steps left and its model written, and tell what would continue it."""
+    folder = pathlib.Path(str(ready.command.options.output_dir))
+    if saved.step < ready.num_steps or not finish.is_finished(folder, saved.step):
+        return False
+    display.note(
+        f"the run in {folder} is finished ({saved.step} steps); only more than {saved.step} would continue it"
+    )
+    return True
 
 
 def _loaded(ready: prepare.Ready, *, fresh: bool) -> tuple[loop.Job, steps.TrainState]:

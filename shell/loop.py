@@ -84,12 +84,14 @@ class Run:
         state: what the steps carry.
         num_tokens: tokens of all rows trained so far.
         scores: the metric that decides on the best checkpoint, by step.
+        first_nonfinite: the first step whose loss or gradient was not finite; None: all were.
         stop: the signal that ended it on any rank, 0 while none came.
     """
 
     state: steps.TrainState
     num_tokens: int = 0
     scores: Mapping[int, float] = attrs.field(factory=dict)
+    first_nonfinite: int | None = None
     stop: int = 0
 
 
@@ -113,13 +115,12 @@ def train(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter, stopped:
     while run.state.step < job.num_steps:
         done = run.state.step + 1
         due = {what: _due(job, what, done) for what in ("logging", "eval", "save")}
-        drawn = _drawn(job, run, gauge)
+        with _kept(job, run, saved, journal, gauge):
+            drawn = _drawn(job, run, gauge)
         samples = drawn.samples
         with gauge.step() as timed:
-            watched = job.algorithm.watches if due["logging"] else ()
-            packs = feed.packs(
-                samples, job.algorithm, needs=(*job.algorithm.needs, *watched), ranks=job.ranks, **job.packing
-            )
+            wanted = job.algorithm.reads if due["logging"] else job.algorithm.needs
+            packs = feed.packs(samples, job.algorithm, needs=wanted, ranks=job.ranks, **job.packing)
             packs = steps.with_reference(job.model, job.algorithm, job.frozen, packs)
             timed.planned(samples, packs, job.packing["shape"], job.packing["budget"])
             rate = job.optimizer.rate(run.state.step)
@@ -131,6 +132,7 @@ def train(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter, stopped:
             run,
             state=attrs.evolve(state, place=drawn.place),
             num_tokens=run.num_tokens + sum(len(s.tokens) for s in samples),
+            first_nonfinite=run.first_nonfinite or _nonfinite(job, done, gauge, journal),
         )
         journal.completions(done, drawn.table, shown=due["logging"])
         if due["logging"]:
@@ -139,7 +141,9 @@ def train(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter, stopped:
         else:
             journal.display.step(done)
         if due["eval"]:
-            before, run = run, _evaluate(job, run, journal, gauge)
+            with _kept(job, run, saved, journal, gauge):
+                found = _measured(job, run, gauge)
+            before, run = run, _evaluated(job, run, journal, found)
             due["save"] = due["save"] or _best(job, run) != _best(job, before)
         run = attrs.evolve(run, stop=_any_rank(job, stopped()))
         if due["save"] or run.stop:
@@ -165,6 +169,8 @@ def save(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter) -> None:
                 "options": config.to_yaml(chosen),
                 "num_tokens": run.num_tokens,
                 "scores": {str(step): score for step, score in run.scores.items()},
+                "first_nonfinite_step": run.first_nonfinite,
+                "ranks": job.ranks.num,
                 "rows": {"digest": job.rows.digest, "counts": attrs.asdict(job.rows.counts)},
                 "rollouts": told,
                 "measured": measured,
@@ -172,7 +178,8 @@ def save(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter) -> None:
             }
             tensors |= held
             checkpoint.save(job.folder, run.state.step, tensors, values, note=journal.display.note)
-            checkpoint.prune(job.folder, chosen.save_total_limit, newest=run.state.step, best=_best(job, run))
+            kept = (_best(job, run), _before(job, run.first_nonfinite))
+            checkpoint.prune(job.folder, chosen.save_total_limit, newest=run.state.step, kept=kept)
         processes.wait(job.ranks)
 
 
@@ -186,16 +193,50 @@ def restore(job: Job, template: steps.TrainState, saved: checkpoint.Saved, gauge
         gauge: set to what was measured until then.
     """
     values = saved.values
-    gauge.join(values["measured"])
-    if isinstance(job.rows, feed.Streamed):
-        job.rows.counts = counts.Counts(**values["rows"]["counts"])
-    if job.rollouts is not None:
-        job.rollouts.join(saved.tensors, values["rollouts"])
-    return Run(
-        state=states.join(template, saved.tensors, values),
-        num_tokens=values["num_tokens"],
-        scores={int(step): score for step, score in values["scores"].items()},
-    )
+    with states.reading(job.folder / f"checkpoint-{saved.step}"):
+        gauge.join(values["measured"])
+        if isinstance(job.rows, feed.Streamed):
+            job.rows.counts = counts.Counts(**values["rows"]["counts"])
+        if job.rollouts is not None:
+            job.rollouts.join(saved.tensors, values["rollouts"])
+        return Run(
+            state=states.join(template, saved.tensors, values),
+            num_tokens=values["num_tokens"],
+            scores={int(step): score for step, score in values["scores"].items()},
+            first_nonfinite=values.get("first_nonfinite_step"),
+        )
+
+
+@contextlib.contextmanager
+def _kept(job: Job, run: Run, saved: int, journal: log.Journal, gauge: meter.Meter) -> Iterator[None]:
+    """Save the steps since the last checkpoint before a mistake that is met late ends a run, on all ranks."""
+    problem = None
+    try:
+        yield
+    except mistake.Mistake as told:
+        problem = told
+    if not _any_rank(job, int(problem is not None)):
+        return
+    if run.state.step > saved:
+        save(job, run, journal, gauge)
+        journal.display.note(f"checkpoint-{run.state.step} holds the steps until here")
+    raise problem or mistake.Mistake("another process of this run met a mistake; it says which")
+
+
+def _nonfinite(job: Job, step: int, gauge: meter.Meter, journal: log.Journal) -> int | None:
+    """Return a step and tell of it if its loss or gradient is not finite."""
+    if not gauge.nonfinite:
+        return None
+    good = _before(job, step)
+    kept = "no checkpoint is" if good is None else f"checkpoint-{good} is the newest"
+    odd = " and ".join(gauge.nonfinite)
+    journal.display.note(f"step {step} is the first whose {odd} is not finite; {kept} from before it")
+    return step
+
+
+def _before(job: Job, step: int | None) -> int | None:
+    """Return the newest checkpoint from before a step, None without one."""
+    return None if step is None else checkpoint.before(job.folder, step)
 
 
 def _drawn(job: Job, run: Run, gauge: meter.Meter) -> rollout.Drawn:
@@ -208,9 +249,8 @@ def _drawn(job: Job, run: Run, gauge: meter.Meter) -> rollout.Drawn:
     return rollout.Drawn(samples=samples, place=place)
 
 
-def _evaluate(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter) -> Run:
-    """Evaluate on the held-out rows, log it, and remember the metric that decides on the best."""
-    found = _measured(job, run, gauge)
+def _evaluated(job: Job, run: Run, journal: log.Journal, found: Mapping[str, float]) -> Run:
+    """Log what was measured on the held-out rows, and remember the metric that decides on the best."""
     journal.log(run.state.step, found)
     name = job.chosen.metric_for_best_model
     if name is None:

@@ -52,7 +52,7 @@ def measure(
         # Mismatched samples are of these rows alone, as in a step.
         own = pack.count(samples)
         counts = attrs.evolve(counts, mismatched=own.mismatched, columns=own.columns)
-        needs = (*algorithm.needs, *algorithm.watches)
+        needs = algorithm.reads
         packs = feed.packs(samples, algorithm, needs=needs, counts=counts, ranks=ranks, **packing)
         packs = steps.with_reference(model, algorithm, reference, packs)
         part, found = steps.evaluate(model, algorithm, params, packs, carry=carry, ranks=ranks)

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import math
 import resource
 import sys
 import time
@@ -17,6 +18,8 @@ from core.plan import cost, sample
 FORMS = {form.__name__: form for form in (metrics.Mean, metrics.Sum, metrics.Minimum, metrics.Maximum)}
 SAME = ("seconds", "rows", "alone", "trained", "steps")
 """Fields of a tally that are those of the whole step on every rank."""
+DECISIVE = ("loss", "grad_norm")
+"""Metrics whose NaN means that a run has diverged."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -87,7 +90,13 @@ class Step:
 
 
 class Meter:
-    """Measures a run; windows of steps are read and begin anew."""
+    """Measures a run; windows of steps are read and begin anew.
+
+    Attributes:
+        parts: wall time by part, in seconds.
+        total, window: of the whole run, and since it was last read.
+        nonfinite: names of the decisive metrics that were not finite in the last step.
+    """
 
     def __init__(self, ranks: ports.Ranks = ports.ALONE) -> None:
         """Begin to measure.
@@ -97,6 +106,7 @@ class Meter:
         """
         self.parts: dict[str, float] = collections.defaultdict(float)
         self.total, self.window = Tally(), Tally()
+        self.nonfinite: tuple[str, ...] = ()
         self._means: metrics.Metrics = {}
         self._ranks = ranks
 
@@ -118,7 +128,9 @@ class Meter:
         self.parts["steps"] += step.tally.seconds
         self.total.add(step.tally)
         self.window.add(step.tally)
-        self._means = metrics.merge(self._means, metrics.host(step.means))
+        means = metrics.host(step.means)
+        self.nonfinite = tuple(name for name in DECISIVE if _is_odd(means, name))
+        self._means = metrics.merge(self._means, means)
 
     def read(self) -> dict[str, float]:
         """Return the metrics of the window over all ranks, and begin a new one; every rank calls it."""
@@ -202,6 +214,12 @@ class Meter:
             hours = self.total.seconds / 3600 * self._ranks.num
             reached["cost_per_million_trained_tokens"] = hours * price_per_hour / self.total.trained * 1e6
         return {"reached": reached, "wall_seconds": dict(self.parts)}
+
+
+def _is_odd(means: metrics.Metrics, name: str) -> bool:
+    """Say whether a metric, or a value that was left out of it, is not finite."""
+    read = metrics.values({n: means[n] for n in (name, metrics.NONFINITE + name) if n in means})
+    return metrics.NONFINITE + name in read or not math.isfinite(read.get(name, 0.0))
 
 
 def _fields(form: type) -> tuple[str, ...]:

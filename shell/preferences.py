@@ -5,6 +5,7 @@ messages; a `margin` where there is one. Labeled answers: `prompt` and `completi
 the last is the answer, with `label`.
 """
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -73,7 +74,7 @@ def kind(columns: Collection[str], rows: str, *, where: str) -> str:
 def is_conversation(row: Mapping[str, Any], name: str) -> bool:
     """Say whether a row of a format holds messages."""
     texts = {LABELED: ("prompt", "completion"), LABELED_MESSAGES: ()}.get(name, ("chosen",))
-    return not texts or not all(isinstance(row[column], str) for column in texts)
+    return not texts or any(isinstance(row[column], list | Mapping) for column in texts)
 
 
 def parse(row: Mapping[str, Any], name: str, *, where: str, template: str = "") -> Pair | Labeled:
@@ -101,6 +102,8 @@ def parse(row: Mapping[str, Any], name: str, *, where: str, template: str = "") 
             messages=messages, tools=formats.tools_of(row, where), num_prompt=len(messages) - 1
         )
         return Labeled(side=side, label=_label(row, where))
+    for column in ("chosen", "rejected"):
+        formats.text_or_messages(row, column, where)
     if isinstance(row.get("chosen"), str):
         sides = _texts(row, name, where)
     else:
@@ -154,7 +157,7 @@ def _conversations(row: Mapping[str, Any], name: str, where: str, template: str)
 
 def _is_message(value: Mapping[str, Any]) -> bool:
     """Tell one message from a list of messages that is held as a message of lists."""
-    return not all(isinstance(part, list) for part in value.values())
+    return not formats.is_table(value)
 
 
 def _common(first: Sequence[Any], second: Sequence[Any]) -> int:
@@ -191,4 +194,8 @@ def _margin(row: Mapping[str, Any], where: str) -> float:
         return 0.0
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise mistake.Mistake(f"{where}, column margin: {formats.describe(value)} came; a number is wanted.")
+    if not abs(value) <= sys.float_info.max:
+        raise mistake.Mistake(
+            f"{where}, column margin: {str(value)[:40]} came; a finite number is wanted. Mend the row."
+        )
     return float(value)

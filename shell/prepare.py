@@ -5,7 +5,6 @@ model is loaded; the first failure is told.
 """
 
 import functools
-import math
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -103,8 +102,10 @@ def ready(
     scored = generate.functions(chosen, functions, opened) if algorithm.rows == "prompts" else ()
     dtype = choose.dtype(chosen, device, training=training)
     described = choose.config(chosen)
-    choose.check_dropout(chosen, described)
+    if training:
+        choose.check_dropout(chosen, described)
     shape = choose.shape(chosen, described, dtype)
+    choose.check_weights(chosen)
     referred = "reference_logprobs" in algorithm.needs
     if fresh or referred:
         resume.check_source(chosen)
@@ -122,7 +123,12 @@ def ready(
     if bound.chat is not None:
         tokenizer.chat_template = bound.chat.template
     packing = _packing(chosen, budget, runs, dtype, device)
-    num_steps = chosen.max_steps or math.ceil(chosen.num_train_epochs * (feeding.steps_per_epoch or 0))
+    num_steps = chosen.max_steps or config.whole(chosen.num_train_epochs * (feeding.steps_per_epoch or 0))
+    if training and choose.num_warmup(chosen, num_steps) >= num_steps:
+        display.note(
+            f"the learning rate rises for {choose.num_warmup(chosen, num_steps)} steps and the run has "
+            f"{num_steps}: it never reaches {chosen.learning_rate:g}"
+        )
     return Ready(
         command=command, algorithm=algorithm, tokenizer=tokenizer, rows=feeding, preview=preview,
         held_out=held_out, arrange=arrange, shape=shape, packing=packing, device=device, ranks=ranks,
@@ -249,7 +255,7 @@ def _prepared(
     if ranks.index:
         processes.wait(ranks)
     try:
-        kept = {"folder": folder / "prepared", "progress": display.rows}
+        kept = {"folder": folder / "prepared", "progress": display.rows, "note": display.note}
         if isinstance(bound, prompts.Rules):
             made = prompts.prepare(opened, bound, **kept)
         else:

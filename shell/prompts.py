@@ -96,7 +96,7 @@ def look(found: Sequence[sources.Source]) -> tuple[data.Opened, ...]:
                 f"{source.name}: the columns are {', '.join(row) or 'none'}; wanted is prompt, as text or as "
                 "messages, beside the columns that reward functions read. Rename yours."
             )
-        talks = not isinstance(row["prompt"], str)
+        talks = isinstance(row["prompt"], list | Mapping)
         opened.append(
             data.Opened(
                 source=source, kind="prompt", conversation=talks, tools="tools" in row, rows="prompts"
@@ -142,6 +142,7 @@ def prepare(
     *,
     folder: pathlib.Path,
     progress: Callable[[int], None] | None = None,
+    note: Callable[[str], None] | None = None,
 ) -> Prompts:
     """Tokenize every prompt to disk, or find that done.
 
@@ -150,12 +151,13 @@ def prepare(
         bound: from `rules`.
         folder: where prepared data lie.
         progress: told the number of rows read so far.
+        note: told when what had been prepared is damaged and is made again.
 
     Raises:
         Mistake: naming the first row that is no prompt, or when none is left.
     """
     key = data.fingerprint(opened, bound)
-    return _open(aside.kept(folder, key, lambda place: _write(opened, bound, place, progress)))
+    return _open(*aside.kept(folder, key, lambda place: _write(opened, bound, place, progress), note))
 
 
 def encoded(rows: Sequence[sources.Located], bound: Rules, talks: bool) -> list[np.ndarray]:
@@ -173,14 +175,17 @@ def encoded(rows: Sequence[sources.Located], bound: Rules, talks: bool) -> list[
         (where, _read(row, talks, where, bound.chat.template if bound.chat else "")) for where, row in rows
     ]
     if not talks:
-        return [encode.prompt_ids(bound.tokenizer, text) for _, (text, _) in parsed]
+        return [
+            encode.prompt_ids(bound.tokenizer, encode.encodable(text, where)) for where, (text, _) in parsed
+        ]
     assert bound.chat is not None, "messages are encoded with a chat template"
     printed = []
     for where, (messages, tools) in parsed:
         try:
-            printed.append(chats.render(bound.chat, messages, tools, generation_prompt=True))
+            text = chats.render(bound.chat, messages, tools, generation_prompt=True)
         except mistake.Mistake as told:
             raise mistake.Mistake(f"{where}: {told}") from told
+        printed.append(encode.encodable(text, where))
     ids: Any = bound.tokenizer(printed, add_special_tokens=False, return_attention_mask=False, verbose=False)
     return [
         encode.once(np.asarray(each, np.int64), bound.tokenizer.bos_token_id) for each in ids["input_ids"]
@@ -189,6 +194,7 @@ def encoded(rows: Sequence[sources.Located], bound: Rules, talks: bool) -> list[
 
 def _read(row: Mapping[str, Any], talks: bool, where: str, template: str = "") -> tuple[Any, Any]:
     """Return a row's prompt, text or messages, and its tools."""
+    formats.text_or_messages(row, "prompt", where)
     if not talks:
         return formats.text_of(row, "prompt", where), None
     if isinstance(row.get("prompt"), str):
@@ -205,8 +211,8 @@ def _read(row: Mapping[str, Any], talks: bool, where: str, template: str = "") -
 
 def _write(
     opened: Sequence[data.Opened], bound: Rules, folder: pathlib.Path, progress: Callable[[int], None] | None
-) -> None:
-    """Write the prompts of all sources and, last, what they are."""
+) -> dict[str, Any]:
+    """Write the prompts of all sources; return what they are."""
     total, parts = counts.Counts(), []
     lengths, sizes = [0], [0]
     with (folder / "tokens.bin").open("wb") as tokens, (folder / "rows.bin").open("wb") as text:
@@ -229,8 +235,7 @@ def _write(
                 raise mistake.Mistake(f"dataset: {one.source.name} leaves no prompt ({reasons}).")
     np.save(folder / "starts.npy", np.cumsum(np.array(lengths, np.int64)))
     np.save(folder / "lines.npy", np.cumsum(np.array(sizes, np.int64)))
-    about = {"counts": attrs.asdict(total), "parts": [attrs.asdict(part) for part in parts]}
-    (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
+    return {"counts": attrs.asdict(total), "parts": [attrs.asdict(part) for part in parts]}
 
 
 def _rows(one: data.Opened, bound: Rules) -> Iterator[tuple[np.ndarray, Mapping[str, Any], str | None]]:
@@ -265,9 +270,8 @@ def _counted(prompt: np.ndarray, reason: str | None) -> counts.Counts:
     return counts.Counts(read=1, used=1, samples=1, tokens=len(prompt))
 
 
-def _open(place: pathlib.Path) -> Prompts:
+def _open(place: pathlib.Path, about: Mapping[str, Any]) -> Prompts:
     """Map prepared files into memory."""
-    about = json.loads((place / "about.json").read_text(encoding="utf-8"))
     return Prompts(
         tokens=np.memmap(place / "tokens.bin", np.int32, "r"),
         starts=np.load(place / "starts.npy", mmap_mode="r", allow_pickle=False),

@@ -9,7 +9,7 @@ import yaml
 from torch import Tensor
 
 from adapters import loading, scalar_head
-from shell import checkpoint, config, feed, mistake
+from shell import checkpoint, config, feed, folders, mistake, states
 
 # What a start that was killed before its first checkpoint leaves behind.
 SCRAPS = {"prepared", "config.yaml", "metrics.jsonl", "run.json", ".lock"}
@@ -35,36 +35,69 @@ def find(
         raise mistake.Mistake(
             f"output_dir {folder} holds a run and resume is never; name another folder, or say --resume auto"
         )
-    newest = checkpoint.newest(folder, note=note)
+    passed: list[str] = []
+    newest = checkpoint.newest(folder, note=passed.append)
+    if newest is None and passed:
+        raise mistake.Mistake(
+            f"output_dir {folder} holds a run none of whose {len(passed)} checkpoints is whole: "
+            f"{passed[0].partition(';')[0]}. Remove the folder to begin anew, or name another output_dir"
+        )
+    for line in passed:
+        note(line)
     if newest is None:
         return None
     saved = checkpoint.load(newest, check=False)
-    old = yaml.safe_load(saved.values["options"])
-    changed = config.changes(old, chosen)
-    if saved.values["algorithm"] != command.algorithm:
-        changed = ["algorithm", *changed]
+    with states.reading(newest):
+        old = dict(yaml.safe_load(saved.values["options"]))
+        changed = config.changes(old, chosen)
+        if saved.values["algorithm"] != command.algorithm:
+            changed = ["algorithm", *changed]
     if changed and chosen.resume != "force":
         raise mistake.Mistake(_other_run(folder, changed, command, old, saved.values["algorithm"]))
     if changed:
         note(f"resume is force: going on under new {', '.join(changed)}")
+    return saved
+
+
+def compare(
+    saved: checkpoint.Saved,
+    rows: feed.Feed,
+    chosen: config.Options,
+    num_ranks: int,
+    note: Callable[[str], None],
+) -> None:
+    """Tell what a run that goes on does differently than before.
+
+    Args:
+        saved: the checkpoint that it goes on from.
+        rows: what is there now; a stream is known by its sources.
+        chosen: the options.
+        num_ranks: processes that share the steps now.
+        note: told.
+
+    Raises:
+        mistake.Mistake: the rows are others under the same name.
+    """
+    _check_rows(saved, rows, chosen)
+    old = yaml.safe_load(saved.values["options"])
     lengths = (
         old.get("max_steps") or f"{old.get('num_train_epochs')} epochs",
         chosen.max_steps or f"{chosen.num_train_epochs} epochs",
     )
     if lengths[0] != lengths[1]:
         note("the length of the run changed: the learning rate follows the new schedule from here on")
-    return saved
+    before = saved.values.get("ranks", num_ranks)
+    if before != num_ranks:
+        note(
+            f"{num_ranks} processes share the steps, {before} did before: sums are taken in another order, "
+            "so numbers agree up to rounding only"
+        )
 
 
-def check_rows(saved: checkpoint.Saved, rows: feed.Feed, chosen: config.Options) -> None:
-    """Refuse to go on with rows that are others under the same name.
-
-    Args:
-        saved: the checkpoint that the run goes on from.
-        rows: what is there now; of a stream nobody can tell.
-        chosen: the options.
-    """
-    before = saved.values["rows"]["digest"]
+def _check_rows(saved: checkpoint.Saved, rows: feed.Feed, chosen: config.Options) -> None:
+    """Refuse to go on with rows that are others under the same name."""
+    with states.reading(pathlib.Path(str(chosen.output_dir)) / f"checkpoint-{saved.step}"):
+        before = saved.values["rows"]["digest"]
     if chosen.resume != "force" and rows.digest is not None and before not in (None, rows.digest):
         raise mistake.Mistake(
             f"dataset {chosen.dataset} gives other samples than when the run in {chosen.output_dir} began. "
@@ -79,8 +112,7 @@ def check_source(chosen: config.Options) -> None:
         return
     folder = pathlib.Path(chosen.init_from)
     if (folder / "config.json").is_file():
-        if not any(folder.glob("*.safetensors")):
-            raise mistake.Mistake(f"init_from {folder} has a config but no weights: *.safetensors are wanted")
+        folders.check(f"init_from {folder}", folder)
         return
     problem = checkpoint.fault(folder, deep=False) if folder.is_dir() else "there is no such folder"
     if problem:

@@ -34,6 +34,8 @@ def _unread(chosen: options.Options, given: Given) -> Told:
     loss = str(chosen.loss_type)
     readers = {
         "delta": CLIPPED,
+        "epsilon": CLIPPED,
+        "epsilon_high": (*CLIPPED, "cispo"),
         **dict.fromkeys(("sapo_temperature_neg", "sapo_temperature_pos"), ("sapo",)),
         **dict.fromkeys(("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"), ("vespo",)),
     }

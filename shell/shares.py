@@ -23,10 +23,20 @@ class Weighted(Protocol):
         ...
 
 
+def fractions(weights: Sequence[float | None]) -> np.ndarray:
+    """Return weights as parts of 1; however large they are, their sum stays a number.
+
+    >>> fractions([1e308, 1e308, 2e307]).round(3).tolist()
+    [0.455, 0.455, 0.091]
+    """
+    numbers = np.array(weights, np.float64)
+    numbers = numbers / numbers.max()
+    return numbers / numbers.sum()
+
+
 def draws(parts: Sequence[Weighted], total: int) -> list[int]:
     """Divide an epoch's draws by weight, the largest remainders rounded up."""
-    weights = np.array([part.weight for part in parts], np.float64)
-    exact = total * weights / weights.sum()
+    exact = total * fractions([part.weight for part in parts])
     numbers = np.floor(exact).astype(np.int64)
     up = np.argsort(numbers - exact, kind="stable")[: total - int(numbers.sum())]
     numbers[up] += 1

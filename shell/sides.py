@@ -169,9 +169,9 @@ def _apart(row: preferences.Pair, rules: encode.Rules) -> Aligned:
     for text in (row.chosen.completion, row.rejected.completion):
         answer = encode.continuation(rules.tokenizer, text)
         tokens = np.concatenate([prompt, answer])
-        closed = rules.tokenizer.eos_token_id is not None
+        endless = rules.tokenizer.eos_token_id is None
         sides.append(
-            encode.Draft(tokens=tokens, trained=np.arange(len(tokens)) >= len(prompt), closed=closed)
+            encode.Draft(tokens=tokens, trained=np.arange(len(tokens)) >= len(prompt), endless=endless)
         )
     return Aligned(sides=(sides[0], sides[1]), start=len(prompt))
 
@@ -213,5 +213,6 @@ def _count(
         cut_tokens=cut,
         one_ended=int(ended[0] != ended[1]),
         unclosed=int(not all(side.closed for side in aligned.sides)),
+        endless=int(any(side.endless for side in aligned.sides)),
         tools_unseen=int(any(side.tools_unseen for side in aligned.sides)),
     )

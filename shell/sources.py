@@ -5,24 +5,26 @@ others have (tools, tool calls), copies the file into a cache elsewhere, and can
 Rows are counted from 0, lines from 1.
 """
 
-import csv
 import difflib
 import hashlib
 import itertools
 import json
+import os
 import pathlib
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 
-from shell import demo, mistake, options, tasks
+from shell import demo, mistake, options, readers, tasks
 
-Row = Mapping[str, Any]
-Located = tuple[str, Row]
+Row = readers.Row
+Located = readers.Located
 
 _SLICED = re.compile(r"(?P<name>[\w.-]+?)(?:\[(?P<start>\d*):(?P<stop>\d*)\])?")
+_KEPT_ASIDE = re.compile(r"(test|validation|valid|val|dev|evaluation|eval)([^a-z]|$)", re.IGNORECASE)
 
 
 @attrs.frozen(kw_only=True)
@@ -94,25 +96,56 @@ def _entry(entry: str | Mapping[str, Any], config: str | None, split: str | None
         raise mistake.Mistake(
             f"dataset: {entry!r} is neither a path nor a mapping with the keys {', '.join(options.ENTRY)}."
         )
-    weight = entry.get("weight")
-    if weight is not None and not (isinstance(weight, int | float) and 0 < weight < float("inf")):
-        raise mistake.Mistake(
-            f"dataset: the weight of {entry['path']} is {weight!r}; a number above 0 is wanted."
-        )
     return {
         "path": entry["path"],
-        "weight": None if weight is None else float(weight),
+        "weight": _weight(entry),
         "split": entry.get("split") or split or "train",
         "config": entry.get("config") or config,
     }
+
+
+def _weight(entry: Mapping[str, Any]) -> float | None:
+    """Return an entry's weight."""
+    weight = entry.get("weight")
+    if weight is None:
+        return None
+    if (
+        isinstance(weight, bool)
+        or not isinstance(weight, int | float)
+        or not 0 < weight <= sys.float_info.max
+    ):
+        raise mistake.Mistake(
+            f"dataset: the weight of {entry['path']} is {str(weight)[:40]}; a number above 0 is wanted."
+        )
+    return float(weight)
 
 
 def _source(
     path: str, config: str | None, split: str, streaming: bool, settings: Mapping[str, Any] | None
 ) -> Source:
     """Tell what a name means, and open it."""
+    try:
+        return _opened(path, config, split, streaming, settings)
+    except OSError as error:
+        raise _unread(path, error) from error
+
+
+def _unread(path: str | pathlib.Path, error: OSError) -> mistake.Mistake:
+    """Say that the system does not let a file or folder be read."""
+    name = str(path) if len(str(path)) <= 200 else f"{str(path)[:100]}... ({len(str(path))} characters)"
+    where = f" ({error.filename})" if error.filename and len(str(error.filename)) <= 200 else ""
+    return mistake.Mistake(
+        f"dataset: {name} cannot be read{where}: {error.strerror or mistake.line(error)}; "
+        "a file or folder that you may read is wanted."
+    )
+
+
+def _opened(
+    path: str, config: str | None, split: str, streaming: bool, settings: Mapping[str, Any] | None
+) -> Source:
+    """Open what a name means; what the system refuses is raised as it comes."""
     name, start, stop = _slice(split)
-    place = pathlib.Path(path).expanduser()
+    place = pathlib.Path(os.path.expanduser(path))
     if "[" in name and (path == "demo" or tasks.is_task(path) or place.exists()):
         raise mistake.Mistake(
             f"dataset_split is {split!r}; of files, a split and whole rows are wanted: train[10:20]."
@@ -120,6 +153,8 @@ def _source(
     if path == "demo" or tasks.is_task(path):
         return _sliced(_made(path, name, settings), start, stop)
     if place.is_file():
+        if name != "train":
+            raise mistake.Mistake(_no_split(place, "a file", split))
         return _sliced(_file(place), start, stop)
     if place.is_dir() and any(
         (place / known).exists() for known in ("dataset_info.json", "dataset_dict.json", "state.json")
@@ -130,6 +165,14 @@ def _source(
     if place.suffix in options.FILES or path.startswith((".", "/", "~")) or path.count("/") > 1:
         raise mistake.Mistake(f"dataset: there is no file or folder {path}{_nearest(place)}.")
     return _hub(path, config, split, streaming)
+
+
+def _no_split(place: pathlib.Path, what: str, split: str) -> str:
+    """Say that what has no splits was asked for one."""
+    return (
+        f"dataset: {place} is {what} without splits, and the split {split!r} came; leave the split out for "
+        "all of its rows, take some as train[:100], or name the file that holds that split."
+    )
 
 
 def _made(path: str, split: str, settings: Mapping[str, Any] | None) -> Source:
@@ -163,19 +206,34 @@ def _sliced(source: Source, start: int, stop: int | None) -> Source:
 
 def _file(path: pathlib.Path) -> Source:
     """Open one file by its suffix."""
-    readers = {".jsonl": _json_lines, ".json": _json, ".parquet": _parquet, ".csv": _csv}
-    if path.suffix not in readers:
+    known = {
+        ".jsonl": readers.json_lines,
+        ".json": readers.whole_json,
+        ".parquet": readers.parquet,
+        ".csv": readers.table,
+    }
+    if path.suffix not in known:
         raise mistake.Mistake(
             f"dataset: {path} ends in {path.suffix or 'nothing'}; wanted is one of {' '.join(options.FILES)}."
         )
     with path.open("rb") as file:
         fingerprint = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-    reader = readers[path.suffix]
-    return Source(name=str(path), read=lambda first: reader(path, first), fingerprint=fingerprint)
+    reader = known[path.suffix]
+
+    def read(first: int) -> Iterator[Located]:
+        try:
+            yield from reader(path, first)
+        except OSError as error:
+            raise _unread(path, error) from error
+
+    return Source(name=str(path), read=read, fingerprint=fingerprint)
 
 
 def _folder(path: pathlib.Path, split: str) -> Source:
-    """Join the files of a folder by name: those of the split where names begin with one, else all."""
+    """Join the files of a folder by name: those of the split where names begin with one.
+
+    Where none does, all are the split `train`, but those that are named as what is kept aside.
+    """
     files = sorted(file for file in path.iterdir() if file.suffix in options.FILES)
     if not files:
         raise mistake.Mistake(
@@ -187,7 +245,13 @@ def _folder(path: pathlib.Path, split: str) -> Source:
             f"dataset: no file of the folder {path} begins with the split's name {split!r}; there are "
             f"{', '.join(file.name for file in files[:8])}."
         )
-    parts = [_file(file) for file in named or files]
+    rest = [file for file in files if not _KEPT_ASIDE.match(file.stem)]
+    if not named and not rest:
+        raise mistake.Mistake(
+            f"dataset: the folder {path} has no file for the split {split!r}; there are "
+            f"{', '.join(file.name for file in files[:8])}. Name one of them as the dataset, or its split."
+        )
+    parts = [_file(file) for file in named or rest]
 
     def read(first: int) -> Iterator[Located]:
         return itertools.islice(itertools.chain.from_iterable(part.read(0) for part in parts), first, None)
@@ -197,100 +261,6 @@ def _folder(path: pathlib.Path, split: str) -> Source:
     )
 
 
-def _json_lines(path: pathlib.Path, first: int) -> Iterator[Located]:
-    """Read one object a line; empty lines are no rows."""
-    with path.open("rb") as file:
-        filled = ((number, line) for number, line in enumerate(file, 1) if line.strip())
-        for row, (number, line) in enumerate(itertools.islice(filled, first, None), first):
-            where = f"row {row} (line {number} of {path})"
-            yield where, _object(_parsed(line, f"{path}, line {number}"), where)
-
-
-def _json(path: pathlib.Path, first: int) -> Iterator[Located]:
-    """Read a list of objects; a file that holds one object a line is read as such."""
-    data = path.read_bytes()
-    head = data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
-    if (
-        head == b"{"
-        and len(data.splitlines()) > 1
-        and _is_whole(data.lstrip(b"\xef\xbb\xbf \t\r\n").splitlines()[0])
-    ):
-        yield from _json_lines(path, first)
-        return
-    rows = _parsed(data, str(path))
-    if isinstance(rows, Mapping) and isinstance(rows.get("data"), list):
-        rows = rows["data"]
-    if isinstance(rows, Mapping):
-        rows = [rows]
-    if not isinstance(rows, list):
-        raise mistake.Mistake(
-            f"{path} holds a {type(rows).__name__}; a list of objects is wanted, or one object a line."
-        )
-    for number, row in enumerate(rows[first:], first):
-        where = f"row {number} of {path}"
-        yield where, _object(row, where)
-
-
-def _is_whole(line: bytes) -> bool:
-    """Tell whether a line is JSON by itself."""
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return True
-
-
-def _parsed(data: bytes, where: str) -> Any:
-    """Parse JSON, or say where it is broken."""
-    try:
-        return json.loads(data.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise mistake.Mistake(
-            f"{where} is not UTF-8 (byte {error.start}); save the file as UTF-8."
-        ) from error
-    except ValueError as error:
-        raise mistake.Mistake(f"{where} is not JSON: {error}; mend or remove it.") from error
-
-
-def _object(row: Any, where: str) -> Row:
-    """Refuse rows that are no objects."""
-    if not isinstance(row, Mapping):
-        raise mistake.Mistake(f"{where} is a {type(row).__name__}; an object with named columns is wanted.")
-    return row
-
-
-def _csv(path: pathlib.Path, first: int) -> Iterator[Located]:
-    """Read a table with a header; every value is text."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        table = csv.DictReader(file, strict=True)
-        try:
-            for number, row in enumerate(itertools.islice(table, first, None), first):
-                if None in row or None in row.values():
-                    raise mistake.Mistake(
-                        f"{path}, line {table.line_num}, has more or fewer columns than its header."
-                    )
-                yield f"row {number} (line {table.line_num} of {path})", row
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise mistake.Mistake(
-                f"{path}, line {table.line_num + 1}, cannot be read: {error}; mend or remove it."
-            ) from error
-
-
-def _parquet(path: pathlib.Path, first: int) -> Iterator[Located]:
-    """Read a table batch by batch."""
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        with pyarrow.parquet.ParquetFile(path) as table:
-            batches = table.iter_batches(batch_size=1000)
-            rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
-            for number, row in enumerate(itertools.islice(rows, first, None), first):
-                yield f"row {number} of {path}", row
-    except pyarrow.ArrowException as error:
-        raise mistake.Mistake(f"{path} cannot be read as parquet: {error}.") from error
-
-
 def _saved(path: pathlib.Path, split: str) -> Source:
     """Open a folder written by `save_to_disk`."""
     import datasets
@@ -298,15 +268,15 @@ def _saved(path: pathlib.Path, split: str) -> Source:
     try:
         loaded = datasets.load_from_disk(str(path))
     except (OSError, ValueError) as error:
-        raise mistake.Mistake(
-            f"dataset: the folder {path} cannot be read: {' '.join(str(error).split())}."
-        ) from error
+        raise mistake.Mistake(f"dataset: the folder {path} cannot be read: {mistake.line(error)}.") from error
     if isinstance(loaded, datasets.DatasetDict):
         if split not in loaded:
             raise mistake.Mistake(
                 f"dataset: {path} has no split {split!r}; it has {', '.join(map(str, loaded))}."
             )
         loaded = loaded[split]
+    elif split not in ("train", str(loaded.split)):
+        raise mistake.Mistake(_no_split(path, "a saved dataset", split))
     return _loaded(str(path), loaded)
 
 

@@ -1,9 +1,13 @@
 """TrainState to what a checkpoint holds, and back."""
 
-from collections.abc import Mapping
+import contextlib
+import pathlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
+import safetensors
+import yaml
 from torch import Tensor
 
 from core import record, steps
@@ -11,6 +15,32 @@ from shell import mistake
 
 STATIC = ("step", "key", "place")
 INSTEAD = "Begin anew in another output_dir; --init_from takes the weights along"
+
+
+@contextlib.contextmanager
+def reading(folder: pathlib.Path) -> Iterator[None]:
+    """Tell what a checkpoint lacks, or holds in another form, as the caller's mistake.
+
+    Args:
+        folder: the checkpoint whose values are read meanwhile.
+    """
+    try:
+        yield
+    except mistake.Mistake:
+        raise
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        yaml.YAMLError,
+        safetensors.SafetensorError,
+    ) as problem:
+        told = " ".join(f"{type(problem).__name__}: {problem}".split())
+        raise mistake.Mistake(
+            f"{folder} cannot be gone on from: its values are not those that a run writes ({told}). Remove "
+            "it, so that the one before is taken, or name another output_dir"
+        ) from problem
 
 
 def split(state: steps.TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from core.plan import batching, sample
-from shell import counts, data, encode, mistake, sources, truncate
+from shell import counts, data, encode, mistake, shares, sources, truncate
 
 BLOCK = 1024
 
@@ -135,7 +135,7 @@ def _mixed(opened: Sequence[data.Opened], skip: int) -> Iterator[tuple[int, sour
         chained = ((index, row) for index, one in enumerate(opened) for row in one.source.read(0))
         yield from itertools.islice(chained, skip, None)
     else:
-        turns = _turns(np.array(weights, np.float64))
+        turns = _turns(shares.fractions(weights))
         skipped = np.bincount(
             np.fromiter(itertools.islice(turns, skip), np.int64, skip), minlength=len(opened)
         )
@@ -147,12 +147,11 @@ def _mixed(opened: Sequence[data.Opened], skip: int) -> Iterator[tuple[int, sour
             yield index, row
 
 
-def _turns(weights: np.ndarray) -> Iterator[int]:
+def _turns(fractions: np.ndarray) -> Iterator[int]:
     """Yield without end whose turn it is: always the source that is furthest behind its share."""
-    shares = weights / weights.sum()
-    taken = np.zeros(len(weights))
+    taken = np.zeros(len(fractions))
     for draw_number in itertools.count(1):
-        index = int(np.argmax(shares * draw_number - taken))
+        index = int(np.argmax(fractions * draw_number - taken))
         taken[index] += 1
         yield index
 

@@ -94,5 +94,6 @@ def _count(tally: collections.Counter[str], draft: encode.Draft, pieces: Sequenc
         cut_tokens=cut,
         split_rows=int(len(pieces) > 1),
         unclosed=int(not draft.closed),
+        endless=int(draft.endless),
         tools_unseen=int(draft.tools_unseen),
     )

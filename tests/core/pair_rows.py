@@ -138,7 +138,7 @@ def sides(params, samples):
 
 def step(algorithm, samples, *, beta=0.5):
     """Return loss, metrics and gradients of a step over all samples in one forest."""
-    needs = (*algorithm.needs, *algorithm.watches)
+    needs = algorithm.reads
     whole = pack.build(samples, pack.count(samples), needs=needs, dtype=torch.float64)
     model = reference.Reference(beta=beta)
     return steps.loss_and_grad(model, algorithm, reference.params(), [whole], 0)

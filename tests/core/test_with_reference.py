@@ -12,7 +12,7 @@ ALL = {n: a for n, a in vars(algorithms).items() if isinstance(a, algorithms.Alg
 
 def packed(algorithm, *parts):
     counts = pack.count([s for part in parts for s in part])
-    needs = (*algorithm.needs, *algorithm.watches)
+    needs = algorithm.reads
     return [pack.build(part, counts, needs=needs, dtype=torch.float64) for part in parts]
 
 

@@ -57,7 +57,7 @@ def parts(algorithm, samples, data):
 def run(algorithm, dealt, **options):
     """Loss and gradients of a step over packs of these parts."""
     counts = pack.count([s for part in dealt for s in part])
-    needs = (*algorithm.needs, *algorithm.watches)
+    needs = algorithm.reads
     packs = [pack.build(p, counts, needs=needs, dtype=torch.float64, **options) for p in dealt]
     value, _, grads = steps.loss_and_grad(reference.Reference(), algorithm, PARAMS, packs, 0)
     return value, grads
@@ -89,7 +89,7 @@ def test_packs_of_trees_in_any_order_equal_a_loop_over_plain_rows(algorithm, dat
 def test_a_compiled_loss_equals_the_eager_one(algorithm):
     torch._dynamo.reset()
     samples = check.draw(algorithm, 0)
-    needs = (*algorithm.needs, *algorithm.watches)
+    needs = algorithm.reads
     whole = pack.build(samples, pack.count(samples), needs=needs, dtype=torch.float64)
     scores = reference.Reference().predict(PARAMS, whole, 0)
 

@@ -189,7 +189,7 @@ def test_pruning_keeps_the_best_and_the_newest(tmp_path):
         history[step] = loss
         save(tmp_path, step)
         best = checkpoint.best(history, greater_is_better=False)
-        checkpoint.prune(tmp_path, 1, newest=step, best=best)
+        checkpoint.prune(tmp_path, 1, newest=step, kept=(best,))
     assert best == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "checkpoint-3"]
     assert checkpoint.newest(tmp_path) == tmp_path / "checkpoint-3"
@@ -205,7 +205,7 @@ def test_pruning_keeps_as_many_as_asked_and_the_newest_of_them(tmp_path_factory,
     for step in steps:
         save(root, step)
     best = data.draw(st.sampled_from([None, *sorted(steps)]))
-    removed = checkpoint.prune(root, keep, best=best)
+    removed = checkpoint.prune(root, keep, kept=(best,))
     left = {int(path.name.split("-")[1]) for path in root.iterdir()}
     assert left == steps - set(removed)
     assert max(steps) in left

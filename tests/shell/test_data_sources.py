@@ -207,7 +207,7 @@ def test_tools_may_be_given_as_text(tmp_path):
     rows = [{"messages": [words.user("x"), words.assistant("y")], "tools": json.dumps([{"name": "f"}])}]
     tokenizer = tiny.tokenizer()
     assert '{"name": "f"}' in tokenizer.decode(words.prepare(tmp_path, rows, tokenizer).samples(0)[0].tokens)
-    with pytest.raises(mistake.Mistake, match=r"row 0 .*column tools: the text is not JSON"):
+    with pytest.raises(mistake.Mistake, match=r"row 0 .*column tools is not JSON"):
         words.prepare(tmp_path, [{**rows[0], "tools": "{"}], tokenizer)
     with pytest.raises(mistake.Mistake, match=r"row 0 .*column tools: .* a list of JSON schemas"):
         words.prepare(tmp_path, [{**rows[0], "tools": ["f"]}], tokenizer)

@@ -267,7 +267,7 @@ def test_the_first_ratio_is_1_at_a_temperature_and_on_a_nucleus(tmp_path, model)
     for each in feed.packs(drawn.samples, algorithms.grpo, needs=(), **packing):
         drift = made.predict(params, each, None).logprobs - each.batch.sampled_logprobs
         assert drift.abs().max() < 1e-4
-        assert len(drift) > 50
+        assert len(drift) > 20
     assert rollout.metrics.values(drawn.means)["sampling/kept_mass/min"] < 0.9
 
 

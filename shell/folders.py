@@ -1,0 +1,52 @@
+"""Model folders of other people: what is wrong with one, told in a line."""
+
+import os
+import pathlib
+
+import safetensors
+
+from shell import mistake
+
+WEIGHTS = "*.safetensors"
+
+
+def check(what: str, folder: pathlib.Path) -> None:
+    """Refuse a folder without weights, or with a file of weights that cannot be read or was cut.
+
+    Args:
+        what: what the folder is called in the message.
+        folder: a model folder; only the heads of its files are read.
+
+    Raises:
+        mistake.Mistake: names the file and what is wrong with it.
+    """
+    files = sorted(folder.glob(WEIGHTS))
+    if not files:
+        raise mistake.Mistake(
+            f"{what} has a config and no weights: {WEIGHTS} were wanted (pickled ones are not read)"
+        )
+    for file in files:
+        if problem := _unreadable(file):
+            raise mistake.Mistake(
+                f"{what}: its weights {file.name} cannot be read ({problem}); copy the folder again"
+            )
+
+
+def first_line(problem: BaseException) -> str:
+    """Return the first line of what went wrong, and the next where that one only announces it."""
+    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
+    if not lines:
+        return type(problem).__name__
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+
+
+def _unreadable(file: pathlib.Path) -> str | None:
+    """Say why a file of weights cannot be read, or None."""
+    try:
+        # safetensors says of every file that it cannot open that there is none.
+        with file.open("rb"), safetensors.safe_open(file, framework="pt"):
+            return None
+    except OSError as problem:
+        return problem.strerror or os.strerror(problem.errno or 0)
+    except safetensors.SafetensorError as problem:
+        return first_line(problem)
