@@ -117,23 +117,28 @@ def ready(
     bound_eval = _rules(opened_eval, chosen, tokenizer, limit) if opened_eval else None
     arrange = _arrangement(algorithm, limit)
     feeding, preview = _feeds(opened, bound, chosen, folder, ranks, display, shape.vocab, arrange)
-    held_out = None
-    if bound_eval is not None:
-        held_out = _prepared(opened_eval, bound_eval, folder, ranks, display, shape.vocab)
+    held_out = bound_eval and _prepared(opened_eval, bound_eval, folder, ranks, display, shape.vocab)
     if bound.chat is not None:
         tokenizer.chat_template = bound.chat.template
     packing = _packing(chosen, budget, runs, dtype, device)
     num_steps = chosen.max_steps or config.whole(chosen.num_train_epochs * (feeding.steps_per_epoch or 0))
-    if training and choose.num_warmup(chosen, num_steps) >= num_steps:
-        display.note(
-            f"the learning rate rises for {choose.num_warmup(chosen, num_steps)} steps and the run has "
-            f"{num_steps}: it never reaches {chosen.learning_rate:g}"
-        )
+    if training:
+        _note_warmup(chosen, num_steps, display)
     return Ready(
         command=command, algorithm=algorithm, tokenizer=tokenizer, rows=feeding, preview=preview,
         held_out=held_out, arrange=arrange, shape=shape, packing=packing, device=device, ranks=ranks,
         num_steps=num_steps, functions=scored,
     )  # fmt: skip
+
+
+def _note_warmup(chosen: config.Options, num_steps: int, display: progress.Display) -> None:
+    """Tell that a run ends before its warm-up does."""
+    rises = choose.num_warmup(chosen, num_steps)
+    if rises >= num_steps:
+        display.note(
+            f"the learning rate rises for {rises} steps and the run has {num_steps}: it never reaches "
+            f"{chosen.learning_rate:g}"
+        )
 
 
 def device(name: str, display: progress.Display) -> ports.Device:

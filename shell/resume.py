@@ -88,8 +88,9 @@ def compare(
         note("the length of the run changed: the learning rate follows the new schedule from here on")
     before = saved.values.get("ranks", num_ranks)
     if before != num_ranks:
+        who = "1 process shares" if num_ranks == 1 else f"{num_ranks} processes share"
         note(
-            f"{num_ranks} processes share the steps, {before} did before: sums are taken in another order, "
+            f"{who} the steps, {before} did before: sums are taken in another order, "
             "so numbers agree up to rounding only"
         )
 

@@ -9,7 +9,7 @@ import torch
 
 from core import metrics
 from core import steps as verbs
-from shell import checkpoint, feed, mistake, plan
+from shell import checkpoint, feed, mistake, plan, stream
 from tests.shell import runs, words
 
 
@@ -20,6 +20,7 @@ def rows(number, bad=None):
 
 def test_a_bad_row_met_late_in_a_stream_keeps_the_steps_before_it(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(plan, "MAX_STEPS", 1)
+    monkeypatch.setattr(stream, "BLOCK", 2)
     few = {
         "streaming": True,
         "batch_size": 2,
@@ -36,7 +37,7 @@ def test_a_bad_row_met_late_in_a_stream_keeps_the_steps_before_it(tmp_path, caps
     assert "checkpoint-3 holds the steps until here" in lines
     assert runs.steps(tmp_path / "out") == [3]
     words.write(tmp_path / "rows.jsonl", rows(12))
-    runs.made(tmp_path / "out", **few)
+    runs.made(tmp_path / "out", **few, resume="force")  # the file was mended, so it is another
     runs.made(tmp_path / "whole", **few)
     runs.same(tmp_path / "whole", tmp_path / "out", 6)
     counted = [runs.facts(tmp_path / name)["rows"]["train"] for name in ("whole", "out")]
@@ -190,3 +191,22 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew_in_silence(fo
     assert len(told) == 1
     assert all(word in told[0] for word in (str(folder), "checkpoint-2", "state.json", "another output_dir"))
     assert runs.content(folder) == before
+
+
+def test_ranks_that_meet_a_bad_row_late_keep_the_steps_before_it_together(tmp_path):
+    words.write(tmp_path / "rows.jsonl", rows(300, bad=290))
+    asked = {
+        "dataset": str(tmp_path / "rows.jsonl"),
+        "dataset_split": "train",
+        "streaming": True,
+        "shuffle_dataset": False,
+        "batch_size": 4,
+        "max_steps": 80,
+        "logging_steps": 80,
+    }
+    (tmp_path / "plan.json").write_text(json.dumps({str(tmp_path / "out"): asked}))
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    code, _, err = runs.done(runs.start(*launcher, "-m", "tests.shell.ranked", str(tmp_path / "plan.json")))
+    assert code != 0
+    assert err.count("error: row 290 ") == 2
+    assert runs.steps(tmp_path / "out") == [64]  # whole blocks of rows are read ahead

@@ -33,7 +33,7 @@ def value(algorithm, ratio, advantage, lengths):
         (("--epsilon_high", "0.28"), [1.4], [1.0], [1], -1.28),
         (("--loss_type", "grpo"), [1.0, 1.0], [1.0, -2.0], [1, 3], 0.5),
         (("--loss_type", "bnpo", "--epsilon", "0.1"), [0.5], [-1.0], [2], 0.9),
-        (("--loss_type", "dr_grpo", "--max_completion_length", "8"), [1.0, 1.0], [-1.0, -1.0], [4, 5], 0.5625),
+        (("--loss_type", "dr_grpo", "--max_completion_length", "8"), [1.0] * 2, [-1.0] * 2, [4, 5], 0.5625),
         (("--delta", "4"), [10.0], [-1.0], [1], 4.0),
         (("--loss_type", "cispo", "--epsilon_high", "5"), [1.0], [-1.0], [1], 0.0),
         (("--importance_sampling_level", "sequence"), [1.0, 1.0], [1.0, -1.0], [2, 6], 0.0),

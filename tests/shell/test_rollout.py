@@ -83,8 +83,8 @@ def rolls(plan, model, engine, *, functions=("exact_answer",), algorithm=None, m
     asking = generate.asking(made, tiny.tokenizer(), rewards.find(functions, limit=4), chosen, ports.ALONE)
     asking = asking if engine is None else attrs.evolve(asking, engine=engine)
     return rollout.Rollouts(
-        plan, asking, model=made, algorithm=algorithm or algorithms.grpo, packing=packing, reference=reference,
-        mask_truncated=mask, num_steps=10,
+        plan, asking, model=made, algorithm=algorithm or algorithms.grpo, packing=packing,
+        reference=reference, mask_truncated=mask, num_steps=10,
     )  # fmt: skip
 
 
