@@ -1,6 +1,7 @@
 """Evaluation on its own: what it reads, what it does not, and in which order it says so."""
 
 import json
+from typing import Any
 
 import pytest
 import transformers
@@ -26,7 +27,7 @@ def test_weights_in_half_precision_can_be_evaluated_though_not_trained(capsys):
 
 
 def test_a_model_with_dropout_is_evaluated_without(tmp_path, capsys):
-    sizes = {"vocab_size": 320, "n_positions": 128, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    sizes: dict[str, Any] = {"vocab_size": 320, "n_positions": 128, "n_embd": 32, "n_layer": 1, "n_head": 2}
     gpt = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
     gpt.save_pretrained(tmp_path / "gpt")
     words = ("--tokenizer", "tiny")

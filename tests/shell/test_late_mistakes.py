@@ -194,19 +194,19 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew_in_silence(fo
 
 
 def test_ranks_that_meet_a_bad_row_late_keep_the_steps_before_it_together(tmp_path):
-    words.write(tmp_path / "rows.jsonl", rows(300, bad=290))
+    words.write(tmp_path / "rows.jsonl", rows(1100, bad=1090))
     asked = {
         "dataset": str(tmp_path / "rows.jsonl"),
         "dataset_split": "train",
         "streaming": True,
         "shuffle_dataset": False,
-        "batch_size": 4,
-        "max_steps": 80,
-        "logging_steps": 80,
+        "batch_size": 8,
+        "max_steps": 200,
+        "logging_steps": 200,
     }
     (tmp_path / "plan.json").write_text(json.dumps({str(tmp_path / "out"): asked}))
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
     code, _, err = runs.done(runs.start(*launcher, "-m", "tests.shell.ranked", str(tmp_path / "plan.json")))
     assert code != 0
-    assert err.count("error: row 290 ") == 2
-    assert runs.steps(tmp_path / "out") == [64]  # whole blocks of rows are read ahead
+    assert err.count("error: row 1090 ") == 2
+    assert runs.steps(tmp_path / "out") == [128]  # whole blocks of rows are read ahead
