@@ -4,7 +4,7 @@ import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 import yaml
@@ -137,20 +137,16 @@ def _grouped(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 class _Loader(yaml.SafeLoader):
     """YAML without keys that stand twice, in which 1e-5 is a number, 010 is ten and 1:30 no number at all."""
 
-    # YAML 1.1 reads 010 as eight and 1:30 as ninety; nobody writes options so.
-    yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {
-        first: [
-            (tag, form)
-            for tag, form in forms
-            if tag not in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
-        ]
-        for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         _refuse_twice(node)
         return super().construct_mapping(node, deep)
 
+
+# YAML 1.1 reads 010 as eight and 1:30 as ninety; nobody writes options so.
+_Loader.yaml_implicit_resolvers = {
+    first: [pair for pair in forms if pair[0] not in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")]
+    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 # YAML 1.1 wants a dot and a signed exponent in a number, and reads 1e-5 as text.
 _NUMBER = re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
@@ -160,7 +156,14 @@ _DECIMAL = re.compile(
 )
 _Loader.add_implicit_resolver("tag:yaml.org,2002:int", _WHOLE, list("-+0123456789"))
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _DECIMAL, list("-+.0123456789"))
-_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(loader.construct_scalar(node)))
+
+
+def _whole(loader: yaml.SafeLoader, node: Any) -> int:
+    """Read a whole number in decimal."""
+    return int(str(loader.construct_scalar(node)))
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _whole)
 
 
 class _Dumper(yaml.SafeDumper):

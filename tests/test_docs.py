@@ -81,7 +81,9 @@ def test_the_readme_maps_every_folder_that_git_keeps():
 
 def test_ci_runs_the_commands_of_the_readme():
     script = (paths.ROOT / ".ci" / "run").read_text()
-    commands = [line for block in blocks(README, "bash") for line in block.splitlines() if line]
+    commands = [
+        line for block in blocks(README, "bash") for line in block.replace("\\\n", " ").splitlines() if line
+    ]
     assert len(commands) == 2
-    for step in (step.strip() for line in commands for step in line.split("&&")):
+    for step in (" ".join(step.split()) for line in commands for step in line.split("&&")):
         assert step in script, step
