@@ -122,7 +122,7 @@ def reasoning_accuracy() -> Function:
             "reward_funcs: reasoning_accuracy needs the package math-verify, which is not installed; "
             "pip install math-verify, or take exact_answer."
         )
-    import math_verify
+    import math_verify  # pyright: ignore[reportMissingImports] -- an extra
 
     def rewarded(completions: Sequence[Any], solution: Sequence[Any]) -> Scores:
         # The checker's time limit is a signal, which only the main thread can set.

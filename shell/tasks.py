@@ -179,7 +179,7 @@ def _package() -> Any:
             f"dataset: tasks of {GYM} need the package reasoning-gym, which is not installed; "
             "pip install reasoning-gym, or take a task that is built in, such as task:letters."
         )
-    import reasoning_gym
+    import reasoning_gym  # pyright: ignore[reportMissingImports] -- an extra
 
     return reasoning_gym
 
