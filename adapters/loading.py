@@ -115,6 +115,7 @@ def bind(
     """Take a module apart into a model without weights and its parameters, and prove that it serves trees.
 
     Args and Raises as in `load`; the module's attention implementation must be `tree_attention.NAME`.
+    Afterwards the module is empty: save with `model.save(params, folder)`.
     """
     scalar = scalar_head.has(module)
     if module.base_model is module or not (scalar or module.get_output_embeddings() is not None):

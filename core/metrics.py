@@ -7,7 +7,7 @@ is an average until it is read: a mean is a sum and a weight, both merged by add
 """
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Bool, Num
@@ -119,19 +119,28 @@ def maximum(values: Num[Tensor, "*rows"], mask: Bool[Tensor, "*rows"] | None = N
     return Maximum(value=_seen(values, mask, -torch.inf).amax())
 
 
-def collect(watched: Mapping[str, Num[Tensor, "..."] | Bool[Tensor, "..."] | Metric]) -> dict[str, Metric]:
+def collect(watched: Mapping[str, Any]) -> dict[str, Metric]:
     """Turn what a loss function returned as metrics into forms that add up.
 
     Args:
         watched: by name: values, one a row, sample or pair, or a single number, become a mean over the finite
             ones beside a count of the rest; forms that add up already pass through.
+
+    Raises:
+        ValueError: a metric is neither.
     """
     found: dict[str, Metric] = {}
     for name, value in watched.items():
         if isinstance(value, Tensor):
             found |= {name: mean(value), NONFINITE + name: nonfinite(value)}
-        else:
+        elif isinstance(value, Mean | Sum | Minimum | Maximum):
             found[name] = value
+        else:
+            raise ValueError(
+                f"metric {name!r} is a {type(value).__name__}; a tensor or a form of core.metrics was "
+                "wanted. A field of Scores that was not asked for is None: name it in the algorithm's needs or "
+                "watches, and build packs with needs=algorithm.reads."
+            )
     return found
 
 

@@ -58,13 +58,36 @@ def init(
 def objective(
     algorithm: algorithms.Algorithm, batch: pack.Batch, carry: Mapping[str, float]
 ) -> Callable[[pack.Scores], tuple[Float[Tensor, ""], Metrics]]:
-    """Close the loss over one batch: scores in, its part of the step's scalar and its metrics out."""
+    """Close the loss over one batch: scores in, its part of the step's scalar and its metrics out.
+
+    Raises:
+        ValueError: when called, if the loss returned anything but values on an axis of the batch and metrics.
+    """
 
     def loss(scores: pack.Scores) -> tuple[Float[Tensor, ""], Metrics]:
-        values, watched = algorithm.loss(scores, batch, **carry)
+        values, watched = _returned(algorithm.loss(scores, batch, **carry), batch)
         return algorithm.reduce(values, batch), metrics.collect(watched)
 
     return loss
+
+
+def _returned(found: Any, batch: pack.Batch) -> tuple[Tensor, Mapping[str, Any]]:
+    """Return what a loss returned, or say what was wanted: a single number would be spread over all rows."""
+    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Tensor)):
+        raise ValueError(f"the loss returned {type(found).__name__}; a tuple (values, metrics) was wanted.")
+    values, watched = found
+    sizes = {
+        "term": len(batch.terms.sample),
+        "sample": len(batch.samples.group),
+        "pair": len(batch.pairs.chosen),
+    }
+    if values.ndim != 1 or len(values) not in sizes.values():
+        wanted = ", ".join(f"{size} (one a {axis})" for axis, size in sizes.items())
+        raise ValueError(
+            f"the loss returned values of shape {tuple(values.shape)}; one axis of {wanted} was wanted. "
+            "Leave sums and means to the algorithm's reduce."
+        )
+    return values, watched
 
 
 def loss_and_grad(

@@ -38,8 +38,12 @@ for step in range(60):
     samples = batch(step)
     counts = es.pack.count(samples)
     plan = es.batching.assign(samples, budget=128)[0]  # at most 128 unique tokens in a forward
-    packs = [es.pack.build([samples[i] for i in members], counts) for members in plan]
+    packs = [
+        es.pack.build([samples[i] for i in members], counts, needs=es.algorithms.sft.needs)
+        for members in plan
+    ]  # what the loss reads; with algorithm.reads its metrics too
     state, means = es.steps.train_step(model, es.algorithms.sft, optimizer, state, packs, donate=True)
     losses.append(es.metrics.values(means)["loss"])
 
 print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f}, learned: {losses[-1] < losses[0] / 10}")
+model.save(state.params, "counting")  # a Hugging Face folder; the module itself holds no weights

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from core import algorithms
-from shell import config, jobs
+from shell import config, jobs, mistake
 
 OWN = "custom:algorithm"
 
@@ -27,6 +27,8 @@ def train(algorithm: str | algorithms.Algorithm, **options: Any) -> pathlib.Path
         KeyboardInterrupt, SystemExit: after SIGINT or SIGTERM, when the checkpoint is saved.
     """
     own = None if isinstance(algorithm, str) else algorithm
+    if own is not None and not isinstance(own, algorithms.Algorithm):
+        raise mistake.Mistake(f"algorithm is a {type(own).__name__}; a name or an Algorithm was wanted")
     functions, named = _functions(options.get("reward_funcs"))
     command = config.from_values(OWN if own is not None else str(algorithm), {**options, **named})
     status = jobs.train(command, own, functions)

@@ -142,7 +142,13 @@ class Display:
 
 def _brief(values: Mapping[str, float]) -> list[str]:
     """Choose the few metrics that fit on a line."""
-    shown = {"loss": ".4f", "eval_loss": ".4f", "reward": ".4f", "perf/trained_tok_s": ",.0f"}
+    shown = {
+        "loss": ".4f",
+        "eval_loss": ".4f",
+        "reward": ".4f",
+        "eval_reward": ".4f",
+        "perf/trained_tok_s": ",.0f",
+    }
     units = {"perf/trained_tok_s": "{} tok/s"}
     return [units.get(n, f"{n} {{}}").format(format(values[n], f)) for n, f in shown.items() if n in values]
 

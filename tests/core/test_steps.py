@@ -223,3 +223,20 @@ def test_metrics_hold_no_graph():
     leaves = record.tree.leaves(means)
     assert {"entropy", "mean_token_accuracy"} <= means.keys()
     assert not any(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves)
+
+
+@pytest.mark.parametrize(
+    ("returned", "wanted"),
+    [
+        (lambda scores: (-scores.logprobs.mean(), {}), r"shape \(\); one axis of 2 \(one a term\)"),
+        (lambda scores: -scores.logprobs, r"returned Tensor; a tuple \(values, metrics\)"),
+        (lambda scores: (-scores.logprobs, {"m": 1.0}), "metric 'm' is a float"),
+        (lambda scores: (-scores.logprobs, {"m": scores.entropies}), "metric 'm' is a NoneType"),
+    ],
+)
+def test_a_loss_that_returns_something_else_is_told_what_was_wanted(returned, wanted):
+    mine = algorithms.sft.evolve(loss=lambda scores, batch: returned(scores), watches=())
+    samples = [sample.Sample(tokens=np.array([1, 2, 3]), trained=np.arange(3) > 0)]
+    packs = [pack.build(samples, pack.count(samples))]
+    with pytest.raises(ValueError, match=wanted):
+        steps.loss_and_grad(reference.Reference(), mine, reference.params(), packs, 0)
