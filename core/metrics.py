@@ -138,8 +138,8 @@ def collect(watched: Mapping[str, Any]) -> dict[str, Metric]:
         else:
             raise ValueError(
                 f"metric {name!r} is a {type(value).__name__}; a tensor or a form of core.metrics was "
-                "wanted. A field of Scores that was not asked for is None: name it in the algorithm's needs or "
-                "watches, and build packs with needs=algorithm.reads."
+                "wanted. A field of Scores that was not asked for is None: name it in the algorithm's needs "
+                "or watches, and build packs with needs=algorithm.reads."
             )
     return found
 
