@@ -186,7 +186,7 @@ def config(chosen: options.Options) -> transformers.PretrainedConfig:
     except Exception as problem:  # whatever the files of others make transformers raise
         where = "folder" if pathlib.Path(path).exists() else "folder or hub id"
         inside = pathlib.Path(path) / "model"
-        todo = f"did you mean {inside}?" if (inside / "config.json").is_file() else "name another one"
+        todo = f"did you mean {inside}?" if (inside / "config.json").is_file() else "name one with --model"
         raise mistake.Mistake(
             f"model {path} cannot be loaded: no {where} with a model that transformers knows "
             f"({folders.first_line(problem)}); {todo}"
