@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import jsonargparse
 
-from shell import entries, loss_checks, mistake, options, translate
+from shell import about, entries, loss_checks, mistake, options, translate
 
 Given = Mapping[str, entries.Entry]
 
@@ -54,7 +54,7 @@ def typed(algorithm: str, name: str, entry: entries.Entry) -> Any:
         raise _unfit(algorithm, name, entry)
     if isinstance(value, int | float) and not isinstance(value, bool) and not _in_range(name, value):
         raise _unfit(algorithm, name, entry)
-    listed = options.about(name).choices
+    listed = options.known(name).choices
     if listed is not None:
         value = _chosen(algorithm, name, entry, value)
     return value
@@ -65,14 +65,14 @@ def wanted(algorithm: str, name: str) -> str:
     taken = options.choices(algorithm, name)
     kinds = _kinds(options.FIELDS[name].type)
     words = [f"one of {', '.join(taken)}"] if taken else []
-    several = tuple in kinds and (options.about(name).choices is None or algorithm == "dpo")
+    several = tuple in kinds and (options.known(name).choices is None or algorithm == "dpo")
     words += ["a list of them" if taken else "a list"] if several else []
     words += ["a mapping"] if dict in kinds else []
     if not taken:
         numbers = [float] if float in kinds else [int] if int in kinds else []
         words += [_NAMES[kind] for kind in (*numbers, bool, str) if kind in kinds]
     words += ["null"] if types.NoneType in kinds and _may_be_null(algorithm, name) else []
-    known = options.about(name)
+    known = options.known(name)
     limits = (
         ("at least", known.low),
         ("above", known.above),
@@ -105,7 +105,7 @@ def together(algorithm: str, chosen: options.Options, given: Given) -> None:
         check(chosen, given)
     loss_checks.check(algorithm, chosen, given)
     for name, entry in given.items():
-        known, value = options.about(name), getattr(chosen, name)
+        known, value = options.known(name), getattr(chosen, name)
         if not known.built and value != options.default(algorithm, name):
             raise mistake.Mistake(
                 f"{entry.where}: {value!r} came, and {name} is not built yet; leave it out."
@@ -129,9 +129,9 @@ def read(algorithm: str, given: Given) -> None:
         Mistake: names both.
     """
     for name, entry in given.items():
-        only = options.about(name).only
+        only = options.known(name).only
         if only is not None and not options.reads(algorithm, name) and entry.read() is not None:
-            readers = " ".join(reader for reader in only if reader != options.OWN)
+            readers = " ".join(reader for reader in only if reader != about.OWN)
             raise mistake.Mistake(
                 f"{entry.where}: {name} is not read by {algorithm}; leave it out ({readers} read it)."
             )
@@ -164,14 +164,14 @@ def _came(entry: entries.Entry, kinds: set[Any], listed: bool) -> Any:
 
 def _may_be_null(algorithm: str, name: str) -> bool:
     """Say whether null is a value: where an algorithm gives an option a number, null is none."""
-    only = options.about(name).only
+    only = options.known(name).only
     unset = only is None or only.get(options.reader(algorithm)) is None
     return options.optional(name) and unset
 
 
 def _in_range(name: str, value: float) -> bool:
     """Say whether a number is finite and within an option's limits."""
-    known = options.about(name)
+    known = options.known(name)
     return (
         math.isfinite(value)
         and (known.low is None or value >= known.low)
@@ -209,7 +209,7 @@ def _blank(chosen: options.Options, given: Given) -> None:
     for name, entry in given.items():
         value = getattr(chosen, name)
         if isinstance(value, str) and not value.strip():
-            raise mistake.Mistake(f"{entry.where}: {value!r} came; {options.about(name).text}.")
+            raise mistake.Mistake(f"{entry.where}: {value!r} came; {options.known(name).text}.")
 
 
 def _needed(chosen: options.Options, given: Given) -> None:
@@ -217,7 +217,7 @@ def _needed(chosen: options.Options, given: Given) -> None:
     for name, example in (("model", "tiny"), ("dataset", "rows.jsonl")):
         if not getattr(chosen, name):
             raise mistake.Mistake(
-                f"--{name}: nothing came; {options.about(name).text}, as in --{name} {example}."
+                f"--{name}: nothing came; {options.known(name).text}, as in --{name} {example}."
             )
     if chosen.streaming and chosen.max_steps is None:
         where = given["streaming"].where if "streaming" in given else "streaming"
@@ -241,10 +241,10 @@ def _sources(chosen: options.Options, given: Given) -> None:
 def _source(where: str, row: Mapping[str, Any]) -> None:
     """Check one entry that is a mapping."""
     for key in row:
-        if key not in options.ENTRY:
-            hint = translate.hint(str(key), options.ENTRY)
+        if key not in about.ENTRY:
+            hint = translate.hint(str(key), about.ENTRY)
             raise mistake.Mistake(
-                f"{where}: {key!r} came in an entry; {', '.join(options.ENTRY)} were wanted.{hint}"
+                f"{where}: {key!r} came in an entry; {', '.join(about.ENTRY)} were wanted.{hint}"
             )
     if not isinstance(row.get("path"), str):
         raise mistake.Mistake(f"{where}: {row!r} came; an entry with a path was wanted.")
@@ -332,12 +332,12 @@ def _evaluation(chosen: options.Options, given: Given) -> None:
         )
 
 
-def is_file(rows: options.Rows) -> bool:
+def is_file(rows: about.Rows) -> bool:
     """Say whether rows come from files that are named, which have no splits."""
-    return any(str(row.get("path", "")).endswith(options.FILES) for row in _entries(rows))
+    return any(str(row.get("path", "")).endswith(about.FILES) for row in _entries(rows))
 
 
-def _entries(rows: options.Rows) -> list[dict[str, Any]]:
+def _entries(rows: about.Rows) -> list[dict[str, Any]]:
     """Return the datasets of an option, each as a mapping."""
     several = rows if isinstance(rows, tuple) else () if rows is None else (rows,)
     return [row if isinstance(row, dict) else {"path": row} for row in several]

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from shell import checks, entries, manual, mistake, options, translate
+from shell import about, checks, entries, manual, mistake, options, translate
 from shell.options import Options
 
 _OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -54,7 +54,7 @@ def parse(argv: Sequence[str]) -> Command:
             f"no algorithm came; one of {options.names()} or module:name was wanted. See --help."
         )
     if words[0] == "help" or "-h" in words or "--help" in words:
-        known = words[0] if words[0] in options.ALGORITHMS or _OWN.fullmatch(words[0]) else None
+        known = words[0] if words[0] in about.ALGORITHMS or _OWN.fullmatch(words[0]) else None
         print(manual.usage(known))
         raise SystemExit(0)
     return _resolved(_algorithm(words[0]), written(words[1:]))
@@ -128,7 +128,7 @@ def changes(old: Mapping[str, Any], new: Options) -> list[str]:
     return [
         name
         for name, value in now.items()
-        if options.about(name).result and old.get(name, usual[name]) != value
+        if options.known(name).result and old.get(name, usual[name]) != value
     ]
 
 
@@ -188,7 +188,7 @@ def _remarks(algorithm: str, chosen: Options, given: Mapping[str, entries.Entry]
     if chosen.max_steps is not None and "num_train_epochs" in given:
         where = given["num_train_epochs"].where
         told.append(f"{where} is ignored: max_steps {chosen.max_steps} says how long the run is.")
-    if algorithm not in options.ALGORITHMS and "learning_rate" not in given:
+    if algorithm not in about.ALGORITHMS and "learning_rate" not in given:
         told.append(
             f"learning_rate is {chosen.learning_rate:g}, as for sft: {algorithm} has no default of its own."
         )
@@ -197,12 +197,12 @@ def _remarks(algorithm: str, chosen: Options, given: Mapping[str, entries.Entry]
 
 def _algorithm(word: str) -> str:
     """Return an algorithm that can be run, or refuse it."""
-    if options.ALGORITHMS.get(word) or _OWN.fullmatch(word):
+    if about.ALGORITHMS.get(word) or _OWN.fullmatch(word):
         return word
-    built = ", ".join(name for name, there in options.ALGORITHMS.items() if there)
-    if word in options.ALGORITHMS:
+    built = ", ".join(name for name, there in about.ALGORITHMS.items() if there)
+    if word in about.ALGORITHMS:
         raise mistake.Mistake(f"algorithm {word!r}: it is not built yet; {built} or module:name was wanted.")
-    hint = translate.hint(word, options.ALGORITHMS, " See --help.")
+    hint = translate.hint(word, about.ALGORITHMS, " See --help.")
     raise mistake.Mistake(
         f"algorithm {word!r}: it does not exist; one of {options.names()} or module:name was wanted.{hint}"
     )

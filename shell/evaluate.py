@@ -59,7 +59,7 @@ def _refuse(given: Mapping[str, entries.Entry]) -> None:
 
 def _is_unread(name: str) -> bool:
     """Say whether an option changes nothing about an evaluation."""
-    return options.about(name).group == "optimizer" or name in TRAINING
+    return options.known(name).group == "optimizer" or name in TRAINING
 
 
 if __name__ == "__main__":

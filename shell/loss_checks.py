@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from shell import entries, mistake, options, rollout_checks
+from shell import about, entries, mistake, options, rollout_checks
 
 # Which losses read which number; the others would ignore it without a word.
 SMOOTHED = ("sigmoid", "sigmoid_norm", "robust", "exo_pair", "aot", "aot_unpaired")
@@ -101,5 +101,5 @@ _CHECKS: Mapping[str, Callable[[options.Options, Mapping[str, entries.Entry]], t
     "kto": _kto,
     "grpo": rollout_checks.grpo,
     "rloo": rollout_checks.rloo,
-    options.OWN: rollout_checks.own,
+    about.OWN: rollout_checks.own,
 }

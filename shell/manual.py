@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import Any
 
-from shell import checks, keys, options
+from shell import about, checks, keys, options
 
 _FORM = "python -m shell.train ALGORITHM [--config FILE.yaml] [--key value ...]"
 _WRITING = (
@@ -27,7 +27,7 @@ def usage(algorithm: str | None = None) -> str:
     parser = argparse.ArgumentParser(usage=_FORM, description=f"{which}: {_WRITING}", add_help=False)
     groups: dict[str, Any] = {}
     for name in options.FIELDS:
-        known = options.about(name)
+        known = options.known(name)
         if algorithm is not None and not (options.reads(algorithm, name) and known.built):
             continue
         if known.group not in groups:
@@ -48,7 +48,7 @@ def as_markdown() -> str:
     ]
     group = ""
     for name in options.FIELDS:
-        known = options.about(name)
+        known = options.known(name)
         if known.group != group:
             group = known.group
             lines += ["", f"## {group.capitalize()}", "", "| option | takes | default | read by | what |"]
@@ -90,7 +90,7 @@ def _others() -> list[str]:
 
 def _line(algorithm: str | None, name: str) -> str:
     """Describe an option: what it is, what it takes, what it is when nobody sets it."""
-    known = options.about(name)
+    known = options.known(name)
     takes = _takes(name) if algorithm is None else checks.wanted(algorithm, name)
     usual = _defaults(name) if algorithm is None else _shown(options.default(algorithm, name))
     later = "" if known.built else "; not built yet"
@@ -99,20 +99,20 @@ def _line(algorithm: str | None, name: str) -> str:
 
 def _reader(name: str) -> str:
     """Name an algorithm."""
-    return "module:name" if name == options.OWN else name
+    return "module:name" if name == about.OWN else name
 
 
 def _takes(name: str) -> str:
     """Say what an option takes, whatever the algorithm."""
-    listed = options.about(name).choices
+    listed = options.known(name).choices
     if listed is None:
-        return checks.wanted(options.OWN, name)
+        return checks.wanted(about.OWN, name)
     return "; ".join(f"{algorithm}: {', '.join(taken)}" for algorithm, taken in listed.items())
 
 
 def _defaults(name: str) -> str:
     """Say what an option is when nobody sets it, under each algorithm."""
-    known = options.about(name)
+    known = options.known(name)
     by = dict(known.only or known.differs)
     if known.only is not None and len(set(map(str, by.values()))) == 1:
         return _shown(next(iter(by.values())))

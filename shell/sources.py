@@ -18,7 +18,7 @@ from typing import Any
 
 import attrs
 
-from shell import demo, mistake, options, readers, tasks
+from shell import about, demo, mistake, readers, tasks
 
 Row = readers.Row
 Located = readers.Located
@@ -91,10 +91,10 @@ def _entry(entry: str | Mapping[str, Any], config: str | None, split: str | None
     if (
         not isinstance(entry, Mapping)
         or not isinstance(entry.get("path"), str)
-        or set(entry) - set(options.ENTRY)
+        or set(entry) - set(about.ENTRY)
     ):
         raise mistake.Mistake(
-            f"dataset: {entry!r} is neither a path nor a mapping with the keys {', '.join(options.ENTRY)}."
+            f"dataset: {entry!r} is neither a path nor a mapping with the keys {', '.join(about.ENTRY)}."
         )
     return {
         "path": entry["path"],
@@ -162,7 +162,7 @@ def _opened(
         return _sliced(_saved(place, name), start, stop)
     if place.is_dir():
         return _sliced(_folder(place, name), start, stop)
-    if place.suffix in options.FILES or path.startswith((".", "/", "~")) or path.count("/") > 1:
+    if place.suffix in about.FILES or path.startswith((".", "/", "~")) or path.count("/") > 1:
         raise mistake.Mistake(f"dataset: there is no file or folder {path}{_nearest(place)}.")
     return _hub(path, config, split, streaming)
 
@@ -214,7 +214,7 @@ def _file(path: pathlib.Path) -> Source:
     }
     if path.suffix not in known:
         raise mistake.Mistake(
-            f"dataset: {path} ends in {path.suffix or 'nothing'}; wanted is one of {' '.join(options.FILES)}."
+            f"dataset: {path} ends in {path.suffix or 'nothing'}; wanted is one of {' '.join(about.FILES)}."
         )
     with path.open("rb") as file:
         fingerprint = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
@@ -234,10 +234,10 @@ def _folder(path: pathlib.Path, split: str) -> Source:
 
     Where none does, all are the split `train`, but those that are named as what is kept aside.
     """
-    files = sorted(file for file in path.iterdir() if file.suffix in options.FILES)
+    files = sorted(file for file in path.iterdir() if file.suffix in about.FILES)
     if not files:
         raise mistake.Mistake(
-            f"dataset: the folder {path} holds no file that ends in one of {' '.join(options.FILES)}."
+            f"dataset: the folder {path} holds no file that ends in one of {' '.join(about.FILES)}."
         )
     named = [file for file in files if re.match(rf"{re.escape(split)}([^a-z]|$)", file.stem)]
     if not named and split != "train":

@@ -215,7 +215,7 @@ def test_a_file_that_is_missing_or_not_named_is_told(tmp_path):
 
 def test_algorithms_that_are_unknown_or_not_built_are_told_by_name(monkeypatch):
     assert "Did you mean sft?" in told(algorithm="sftt")
-    monkeypatch.setattr("shell.options.ALGORITHMS", {"sft": True, "dpo": True, "grpo": False})
+    monkeypatch.setattr("shell.about.ALGORITHMS", {"sft": True, "dpo": True, "grpo": False})
     assert "not built yet; sft, dpo or module:name was wanted" in told(algorithm="grpo")
     with pytest.raises(mistake.Mistake, match="no algorithm came"):
         config.parse([])

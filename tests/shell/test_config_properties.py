@@ -10,7 +10,7 @@ import hypothesis
 import yaml
 from hypothesis import strategies as st
 
-from shell import checks, config, entries, mistake, options
+from shell import about, checks, config, entries, mistake, options
 
 # Options of which some values exclude others; the last of these have their own tests.
 TIED = {
@@ -21,7 +21,7 @@ TIED = {
 FREE = sorted(
     name
     for name in options.FIELDS
-    if options.about(name).built and options.reads("sft", name) and name not in TIED | {"model", "dataset"}
+    if options.known(name).built and options.reads("sft", name) and name not in TIED | {"model", "dataset"}
 )
 TEXT = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")), min_size=1).filter(
     lambda text: text.strip()
@@ -29,7 +29,7 @@ TEXT = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")), min_s
 
 
 def numbers(name, kind):
-    known = options.about(name)
+    known = options.known(name)
     low = known.low if known.low is not None else known.above if known.above is not None else -1e6
     high = known.high if known.high is not None else known.below if known.below is not None else 1e6
     if kind is int:
@@ -161,7 +161,7 @@ def another(name, value):
     if {int, float} & kinds:
         return (
             (value or 0) / 2 + 1
-            if options.about(name).high is None and options.about(name).below is None
+            if options.known(name).high is None and options.known(name).below is None
             else 0.5
         )
     return "other" if str in kinds else {"other": 1}
@@ -198,11 +198,11 @@ def test_every_interval_is_at_least_a_step_and_a_part_of_the_run_below_1():
 
 def test_every_option_has_a_type_a_line_of_help_and_a_default_that_it_takes():
     for name, field in options.FIELDS.items():
-        known = options.about(name)
+        known = options.known(name)
         assert known.text
         assert known.text[-1] not in ".;"
         assert typing.get_origin(field.type) or isinstance(field.type, type)
-        for algorithm in (*options.ALGORITHMS, options.OWN):
+        for algorithm in (*about.ALGORITHMS, about.OWN):
             usual = options.default(algorithm, name)
             if options.reads(algorithm, name) and usual is not None:
                 usual = list(usual) if isinstance(usual, tuple) else usual
