@@ -68,7 +68,7 @@ def test_a_warmup_ratio_is_the_whole_steps_that_it_is_on_paper():
 def test_a_name_without_a_letter_is_refused(name, text):
     line = told(f"--{name}", text)
     assert line.startswith(f"--{name}: ")
-    assert options_.about(name).text in line
+    assert options_.known(name).text in line
 
 
 @pytest.mark.parametrize(
