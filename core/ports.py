@@ -19,9 +19,25 @@ from jaxtyping import Float
 from torch import Tensor
 
 from core import metrics, pack
+from core.plan import padding, spans
 
 Params = Mapping[str, Tensor]
 Loss = Callable[[pack.Scores], tuple[Float[Tensor, ""], metrics.Metrics]]
+
+
+@attrs.frozen(kw_only=True)
+class Check:
+    """What was found out about a device.
+
+    Attributes:
+        name: what was looked at.
+        passed: whether it is as it should be.
+        told: what was found, in a phrase.
+    """
+
+    name: str
+    passed: bool
+    told: str
 
 
 @attrs.frozen(kw_only=True)
@@ -32,21 +48,40 @@ class Device:
         name: `cpu`, `cuda`, `rocm` or `neuron`.
         type: torch's name for it; ROCm says `cuda`.
         static_shapes: every new shape costs a compilation, so planned sizes are asked for.
+        multiple: what planned sizes are multiples of, as in `padding.plan`.
         dtypes: what parameters may be.
         dtype: what parameters are when nobody says.
-        attention: the kinds of tree attention it can run, the preferred one first.
+        attention: the kinds of attention over trees that it can run, the preferred one first.
+        price: what blocks of attention cost, so that small ones are run together; None: each runs by itself.
+        padded_attention: the same over rows without forks, padded at their end; `causal` passes no mask.
+        compile: arguments of `torch.compile`.
+        generation: how completions are drawn: `static` (in shapes that never change), and with it `chunk`
+            (tokens of a prompt in one forward) and `on_host` (draw on the host).
+        start_method: how child processes are started, since an accelerator does not survive a fork; None: as
+            the platform does.
         hide: environment variables that keep a child process off the device.
         memory: bytes that a run may use; None where nothing can be asked.
+        start: makes it ready: takes the device, and returns what it is on this machine. Raises ValueError
+            where it cannot be used, saying what to do.
+        checks: looks at it, after `start`.
     """
 
     name: str
     type: str
     static_shapes: bool
+    multiple: padding.Multiple
     dtypes: tuple[torch.dtype, ...]
     dtype: torch.dtype
     attention: tuple[str, ...]
+    padded_attention: tuple[str, ...]
+    compile: Mapping[str, Any]
+    generation: Mapping[str, Any]
+    start_method: str | None
     hide: Mapping[str, str]
     memory: Callable[[], int | None]
+    start: Callable[["Device"], "Device"]
+    checks: Callable[[], tuple[Check, ...]]
+    price: spans.Price | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -58,12 +93,14 @@ class Ranks:
         num: how many there are.
         sum: adds a tree of tensors up over all, the same result to the bit on each.
         merge: merges metrics over all.
+        split: parameters are split over them: each has its part of gradients that are summed up already.
     """
 
     index: int
     num: int
     sum: Callable[[Any], Any]
     merge: Callable[[metrics.Metrics], metrics.Metrics]
+    split: bool = False
 
 
 ALONE = Ranks(index=0, num=1, sum=lambda tree: tree, merge=lambda means: means)

@@ -7,6 +7,7 @@ import pathlib
 import platform
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from shell import mistake, roots
 
@@ -17,10 +18,11 @@ PACKAGES = (
 
 # Only these are read: others may hold tokens.
 VARIABLES = (
-    "ACCELERATE_USE_CPU", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "LOCAL_RANK",
-    "MKL_NUM_THREADS", "NEURON_CC_FLAGS", "NEURON_RT_NUM_CORES", "NEURON_RT_VISIBLE_CORES", "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "RANK", "ROCR_VISIBLE_DEVICES",
-    "TORCHDYNAMO_DISABLE", "TORCH_LOGS", "WORLD_SIZE",
+    "ACCELERATE_TORCH_DEVICE", "ACCELERATE_USE_CPU", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
+    "HF_HUB_OFFLINE", "LOCAL_RANK", "MKL_NUM_THREADS", "NEURON_CC_FLAGS", "NEURON_RT_NUM_CORES",
+    "NEURON_RT_VISIBLE_CORES", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF", "RANK", "ROCR_VISIBLE_DEVICES", "TORCHDYNAMO_DISABLE",
+    "TORCH_DEVICE_BACKEND_AUTOLOAD", "TORCH_LOGS", "WORLD_SIZE",
 )  # fmt: skip
 
 USAGE = "usage: python -m shell.env [--json]"
@@ -48,18 +50,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except mistake.Mistake as told:
         print(f"espalier env: {told}", file=sys.stderr)
         return 2
-    found = report()
+    found = report(looking=True)
     print(json.dumps(found, indent=2) if words else text(found))
     return 0
 
 
-def report() -> Report:
-    """Return what is known, by section."""
+def report(*, looking: bool = False) -> Report:
+    """Return what is known, by section.
+
+    Args:
+        looking: look at the device too: its checks, and a small forest through its attention.
+    """
     return {
         "espalier": {"version": _version(roots.DISTRIBUTION)},
         "machine": _machine(),
         "packages": {name: _version(name) for name in PACKAGES},
-        **_torch(),
+        **_torch(looking=looking),
         "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
 
@@ -101,18 +107,15 @@ def _processor() -> str:
     return platform.machine()
 
 
-def _torch() -> Report:
+def _torch(*, looking: bool) -> Report:
     """Describe PyTorch's build, the device that a run would get, and every accelerator in sight."""
     # A report is wanted most where the installation is broken: an import that fails is a line of it.
     try:
         import torch
 
-        from adapters import pick
+        from adapters import pick, self_test
     except Exception as error:
         return {"torch": {"import failed": f"{type(error).__name__}: {error}".splitlines()[0]}}
-    device = pick.device()
-    memory = device.memory()
-    accelerators = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
     return {
         "torch": {
             "cuda build": torch.version.cuda or "no",
@@ -121,14 +124,49 @@ def _torch() -> Report:
             "threads": torch.get_num_threads(),
             "threads between operations": torch.get_num_interop_threads(),
         },
+        **_device(pick, self_test if looking else None),
+    }
+
+
+def _device(pick: Any, self_test: Any) -> Report:
+    """Describe the device that a run would get, what it can do, and what looking at it finds."""
+    import torch
+
+    notes: Sequence[str] = ()
+    try:
+        device = pick.device()
+        if self_test is not None:
+            device, notes = self_test.tested(device)
+    except ValueError as problem:  # an accelerator that is there and cannot be used is what the report is for
+        return {"device": {"picked": "none", "fault": str(problem)}}
+    memory = device.memory()
+    accelerators = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    looked = () if self_test is None else device.checks()
+    checks: dict[str, object] = {one.name: f"{'ok' if one.passed else 'LOOK'}: {one.told}" for one in looked}
+    if notes:
+        checks["attention"] = f"LOOK: {'; '.join(notes)}"
+    multiple = device.multiple if isinstance(device.multiple, tuple) else (device.multiple,)
+    return {
         "device": {
             "picked": f"{device.name} ({pick.why(device)})",
             "accelerators": f"{accelerators} ({pick.seen()})" if accelerators else "none",
-            "dtype": str(device.dtype).removeprefix("torch."),
-            "tree attention": device.attention[0],
+            "dtype": _name(device.dtype),
+            "dtypes": ", ".join(map(_name, device.dtypes)),
+            "tree attention": ", ".join(device.attention),
+            "padded attention": ", ".join(device.padded_attention),
+            "shapes": "planned: each new one is compiled" if device.static_shapes else "any",
+            "sizes": "multiples of " + ", from the next on of ".join(map(str, multiple)),
+            "generation": "static cache" if device.generation["static"] else "growing cache",
             "memory": "unknown" if memory is None else f"{memory / 2**30:.1f} GiB",
+            "hidden from children by": " ".join(f"{n}={v}" for n, v in device.hide.items()) or "nothing",
         },
+        **({"checks": checks} if checks else {}),
     }
+
+
+def _name(dtype: object) -> str:
+    """Return a dtype's name without torch's."""
+    return str(dtype).removeprefix("torch.")
 
 
 if __name__ == "__main__":

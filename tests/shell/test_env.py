@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from core import attention
 from shell import env
 
 
@@ -26,6 +27,20 @@ def test_the_versions_are_the_imported_ones():
 def test_the_device_and_the_reason_for_it_are_told(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: None)
     assert env.report()["device"]["picked"] == "cpu (no accelerator seen)"
+
+
+def test_looking_at_the_device_tells_what_each_check_found_and_a_run_does_not_look():
+    assert "checks" not in env.report()
+    looked = env.report(looking=True)
+    assert looked["checks"]["instructions"].startswith("ok: ")
+    assert looked["device"]["tree attention"].startswith("rectangles")
+
+
+def test_an_attention_that_fails_its_self_test_is_told(monkeypatch):
+    monkeypatch.setattr(attention, "rectangles", lambda query, *_, **__: query)
+    looked = env.report(looking=True)
+    assert looked["device"]["tree attention"] == "mask"
+    assert "attention rectangles fails its self-test on cpu" in looked["checks"]["attention"]
 
 
 def test_a_package_that_is_missing_is_said_to_be(monkeypatch):

@@ -1,0 +1,88 @@
+"""What blocks of attention cost here: `python -m tests.benchmarks.prices [--json FILE]`.
+
+Forward and backward; the figures that a Device's `price` holds. They are fitted once and written down, not
+measured at start: a choice of blocks that hung on a clock would differ from run to run, and with it the last
+bits of the weights.
+"""
+
+import argparse
+import itertools
+
+import attrs
+import numpy as np
+import torch
+
+from core import attention
+from core.plan import spans
+from tests.benchmarks import timing
+
+WIDTH, FEW, MANY = 64, 4, 20
+
+
+def seconds(table: list[tuple[int, ...]], nodes: int, heads: int, rounds: int = 5) -> float:
+    """Return the least time of one forward and backward over blocks."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, heads, nodes, WIDTH, requires_grad=True) for _ in range(3))
+    depths, blocks = torch.arange(nodes), torch.tensor(table)
+
+    def run() -> None:
+        sizes = nodes - depths
+        out = attention.rectangles(query, key, value, blocks, depths, depths, scale=0.1, sizes=sizes)
+        torch.autograd.grad(out.sum(), (query, key, value))
+
+    return min(timing.by_turns({"one": run}, rounds=rounds)["one"])
+
+
+def one_more(kind: int, size: int, heads: int) -> float:
+    """Return the nanoseconds that one block more costs, over the same nodes."""
+    nodes = MANY * size
+    places = [(i * size, (i + 1) * size) for i in range(MANY)]
+    cover = [(spans.CAUSAL, *place, *place) for place in places] if kind == spans.DENSE else []
+    times = [
+        seconds([*cover, *((kind, *place, *place) for place in places[:count])], nodes, heads)
+        for count in (FEW, MANY)
+    ]
+    return (times[1] - times[0]) / (MANY - FEW) * 1e9
+
+
+def positive(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Solve least squares without negative answers: by descent along one answer after the other."""
+    scale = np.linalg.norm(matrix, axis=0)
+    matrix, found = matrix / scale, np.zeros(matrix.shape[1])
+    for _ in range(10_000):
+        for column in range(len(found)):
+            rest = target - matrix @ found + matrix[:, column] * found[column]
+            found[column] = max(0.0, matrix[:, column] @ rest)
+    return found / scale
+
+
+def fitted() -> tuple[spans.Price, list[dict]]:
+    """Measure blocks of several kinds and sizes, and fit a price to relative errors, nothing below 0."""
+    rows, found, table = [], [], []
+    kinds = (spans.DENSE, spans.CAUSAL, spans.MASKED)
+    for kind, size, heads in itertools.product(kinds, (8, 16, 32, 64, 128), (2, 8)):
+        pairs = size * (size + 1) / 2 if kind == spans.CAUSAL else size * size
+        numbers = heads * WIDTH
+        merged = size * numbers if kind == spans.DENSE else 0
+        masks = (1, pairs) if kind == spans.MASKED else (0, 0)
+        rows.append([1, heads, pairs * numbers, *masks, merged])
+        found.append(one_more(kind, size, heads))
+        table.append({"kind": kind, "size": size, "heads": heads, "nanoseconds": found[-1]})
+    fit = positive(np.array(rows) / np.array(found)[:, None], np.ones(len(found)))
+    names = [field.name for field in attrs.fields(spans.Price)]
+    for line, row in zip(table, rows, strict=True):
+        line["fitted"] = float(np.dot(row, fit))
+    return spans.Price(**dict(zip(names, fit.tolist(), strict=True))), table
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json")
+    price, table = fitted()
+    found = {"machine": timing.machine(), "price": attrs.asdict(price), "blocks": table}
+    timing.report(found, parser.parse_args().json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Devices that this machine lacks: emulated, or told apart by what torch says of them."""
