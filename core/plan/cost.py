@@ -92,25 +92,26 @@ def layer_weights(shape: ModelShape) -> int:
     return attention + (3 if shape.gated else 2) * shape.hidden * shape.intermediate
 
 
-def flops(shape: ModelShape, nodes: int, pairs: int, edges: int, *, checkpointing: bool = False) -> int:
+def flops(shape: ModelShape, nodes: int, pairs: int, edges: int, *, checkpointing: bool | str = False) -> int:
     """FLOPs of one forward and backward; a multiply and an add are two.
 
         forward  = layers (2 weights nodes + 4 heads head_dim pairs) + 2 hidden vocab edges
         backward = 2 times the matrices, 2.5 times attention, 3 times the head
 
-    The backward makes scores and logits again. Checkpointing runs the blocks forward once more. The same
-    formula holds for rows alone: nodes are then their tokens.
+    The backward makes scores and logits again. Checkpointing runs the blocks forward once more, of which
+    `selective` leaves attention out. The same formula holds for rows alone: nodes are then their tokens.
 
     Args:
         shape: the model.
         nodes: tokens that run through it.
         pairs: (query, key) pairs, a node with itself included.
         edges: predictions that the head makes.
-        checkpointing: whether activations are made again in backward.
+        checkpointing: whether activations are made again in backward, all (True) or, `selective`, all but
+            attention's.
     """
-    again = int(checkpointing)
-    matrices = shape.layers * 2 * layer_weights(shape) * nodes * (3 + again)
-    attention = shape.layers * 4 * shape.heads * shape.head_dim * pairs * (7 + 2 * again) // 2
+    matrices = shape.layers * 2 * layer_weights(shape) * nodes * (3 + bool(checkpointing))
+    again = 2 if checkpointing is True else 0
+    attention = shape.layers * 4 * shape.heads * shape.head_dim * pairs * (7 + again) // 2
     return matrices + attention + 2 * shape.hidden * shape.vocab * edges * 4
 
 
@@ -137,19 +138,20 @@ def peak_bytes(
     nodes: int,
     *,
     trained_parameters: int | None = None,
-    checkpointing: bool = False,
+    checkpointing: bool | str = False,
     head_tile: int = 1024,
     num_shards: int = 1,
 ) -> int:
     """Estimate the largest memory of a training step over a pack of `nodes` tokens, each of them predicted.
 
-        state       = (e parameters + (e + 8 (+ 4 where e < 4)) trained) / shards
+        state       = (e parameters + (max(e, 4) + 8 (+ 4 where e < 4)) trained) / shards
         block       = e (4 h + 3 heads d + 4 kv d + 4 i) + 16 h
         activations = nodes layers block;  checkpointed: nodes (layers e h + block)
+                      selective: nodes (layers (e h + e heads d + 4 heads) + block)
         head        = 2 tiles of head_tile x vocab in float32 + 4 e h nodes
 
-    State is weights, gradients, moments and, in half precision, float32 masters; a block is what backward
-    reads of one node in one layer, norms in float32.
+    State is weights, gradients in float32 or better, moments and, in half precision, float32 masters; a block
+    is what backward reads of one node in one layer, norms in float32.
 
     An estimate: allocators, kernels' workspaces and fragmentation come on top.
 
@@ -157,7 +159,7 @@ def peak_bytes(
         shape: the model; e is its element_bytes.
         nodes: tokens in the pack.
         trained_parameters: how many of the parameters are trained; None: all.
-        checkpointing: whether activations are made again in backward.
+        checkpointing: as in `flops`; `selective` keeps what attention gave, its log-sum-exp included.
         head_tile: rows of logits held at a time.
         num_shards: over how many ranks parameters, gradients and moments are split.
     """
@@ -170,7 +172,7 @@ def token_budget(
     memory_bytes: int,
     *,
     trained_parameters: int | None = None,
-    checkpointing: bool = False,
+    checkpointing: bool | str = False,
     head_tile: int = 1024,
     num_shards: int = 1,
     reserve: float = 0.1,
@@ -193,16 +195,38 @@ def token_budget(
     return max(0, int((1 - reserve) * memory_bytes - fixed) // each)
 
 
+def dormant_bytes(shape: ModelShape, kept: int) -> int:
+    """Return the memory of what pieces of a forest keep for one another: keys, values and their gradients.
+
+        layers kept 2 kv d (e + max(e, 4))
+
+    It is the device's, or the host's where activations wait there: that much more then fits a pack.
+
+    Args:
+        shape: the model; e is its element_bytes.
+        kept: nodes that later pieces attend to.
+    """
+    size = shape.element_bytes
+    return shape.layers * kept * 2 * shape.kv_heads * shape.head_dim * (size + max(size, 4))
+
+
 def _memory(
-    shape: ModelShape, trained_parameters: int | None, checkpointing: bool, head_tile: int, num_shards: int
+    shape: ModelShape,
+    trained_parameters: int | None,
+    checkpointing: bool | str,
+    head_tile: int,
+    num_shards: int,
 ) -> tuple[int, int]:
     """Return the bytes that do not depend on the pack, and those of one node."""
     size, hidden = shape.element_bytes, shape.hidden
     trained = shape.parameters if trained_parameters is None else trained_parameters
-    state = size * shape.parameters + (size + 8 + (4 if size < 4 else 0)) * trained
+    state = size * shape.parameters + (max(size, 4) + 8 + (4 if size < 4 else 0)) * trained
     attention = (3 * shape.heads + 4 * shape.kv_heads) * shape.head_dim
     block = size * (4 * hidden + attention + 4 * shape.intermediate) + 16 * hidden
-    layers = shape.layers * size * hidden + block if checkpointing else shape.layers * block
+    kept = size * hidden  # the input of a layer
+    if checkpointing == "selective":
+        kept += (size * shape.head_dim + 4) * shape.heads
+    layers = shape.layers * kept + block if checkpointing else shape.layers * block
     return -(-state // num_shards) + 2 * head_tile * shape.vocab * 4, layers + 4 * size * hidden
 
 

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from adapters import loading
+from adapters import in_pieces, loading, shapes
 from core import pack
+from core.plan import cost
 from tests.adapters import zoo
+from tests.devices import emulated
 
 
 def coupled(scores):
@@ -59,6 +61,85 @@ def test_predicting_in_pieces_scores_every_row_as_the_whole_does():
     assert len(cut.pieces) > 1
     gap = (model.predict(params, whole, 0).logprobs - model.predict(params, cut, 0).logprobs).abs().max()
     assert gap <= 1e-12
+
+
+class Watched(in_pieces.Walk):
+    """A walk that notes, as each piece runs, whose keys and values and whose gradients are held."""
+
+    def _run(self, number, past):
+        self.__dict__.setdefault("held", []).append((number, {*self._store}, {*self._owed}))
+        return super()._run(number, past)
+
+
+def watched(budget=4):
+    """Walk through a forest forward alone, and forward and backward; the walks."""
+    model, params = loading.bind(zoo.build("llama"))
+    each = zoo.packed(zoo.rows(stem=12), budget=budget)
+    made = []
+    for pull in (False, True):
+        with model.running(leaves := {n: p.requires_grad_() for n, p in params.items()}, 0):
+            walk = Watched(model, leaves, each, 0)
+            walk.pull_back(lambda f: (f["logprobs"].sum(), {})) if pull else walk.fields()
+            made.append(walk)
+    return made
+
+
+def test_what_pieces_share_is_let_go_of_after_its_last_reader():
+    forward, both = watched()
+    readers = [{n for n, piece in enumerate(forward._sources) if any(s == source for s, _ in piece)}
+               for source in range(len(forward._sources))]  # fmt: skip
+    assert max(map(len, readers)) > 1
+    for number, held, owed in forward.held:
+        assert held == {s for s in range(number) if max(readers[s], default=-1) >= number}
+        assert not owed
+    total = len(readers)
+    for number, held, owed in both.held[total:]:
+        assert held == {s for s in range(number) if readers[s]}
+        assert owed == {s for s in range(number + 1) if any(r > number for r in readers[s])}
+    assert not both._store
+    assert not both._owed
+
+
+def test_what_pieces_share_may_wait_in_host_memory():
+    _, (want, _, want_grads) = of_rows("llama", coupled, share=False)
+    _, (value, _, grads) = of_rows("llama", coupled, budget=7, activation_offloading=True)
+    assert abs(value - want) <= 1e-10 * abs(want)
+    assert zoo.gap(grads, want_grads) <= 1e-10
+
+
+def _held(offloaded):
+    """One step in pieces on the emulated device: distance from the CPU's, bytes held between its passes."""
+    memory, results, held = torch.get_device_module("neuron"), [], []
+    samples = zoo.rows(stem=200)
+    for device in ("cpu", "neuron"):
+        module = zoo.build("llama", max_position_embeddings=512, num_hidden_layers=4).float()
+        model, params = loading.bind(
+            module, device=device, attention="mask", activation_offloading=offloaded and device == "neuron"
+        )
+        each = pack.build(samples, pack.count(samples), device=device, budget=64)
+        before = memory.memory_allocated()
+
+        def loss(scores, before=before):
+            held.append(memory.memory_allocated() - before)
+            return coupled(scores)
+
+        results.append(model.pull_back(params, each, 0, loss))
+    (want, _, want_grads), (value, _, grads) = results
+    return {
+        "loss": abs(float(value) - float(want)) / abs(float(want)),
+        "gap": zoo.gap({n: g.cpu() for n, g in grads.items()}, want_grads),
+        "held": held[-1],
+    }
+
+
+def test_in_host_memory_it_takes_none_of_the_devices_and_changes_no_gradient():
+    kept, moved = emulated.run(_held, False), emulated.run(_held, True)
+    for found in (kept, moved):
+        assert found["loss"] < 1e-5
+        assert found["gap"] < 1e-4
+    shape = shapes.shape(zoo.config("llama", num_hidden_layers=4), torch.float32)
+    # What waits between the passes is keys and values; their gradients come after.
+    assert kept["held"] - moved["held"] >= 0.9 * cost.dormant_bytes(shape, 192) / 2
 
 
 def test_a_pack_within_the_budget_is_one_piece():

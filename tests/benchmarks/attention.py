@@ -1,7 +1,7 @@
 """Attention over forests, forward and backward: `python -m tests.benchmarks.attention [--json FILE]`.
 
-Rectangles against what people do otherwise: a dense mask over the pack, keys and values gathered along every
-root-to-segment path, and every row alone.
+Blocks as the device's price has them run, against each block by itself and what people do otherwise: a dense
+mask over the pack, keys and values gathered along every root-to-segment path, and every row alone.
 """
 
 import argparse
@@ -10,8 +10,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from adapters import cpu
 from core import attention
-from core.plan import prefix_tree
+from core.plan import prefix_tree, spans
 from tests.benchmarks import timing
 
 HEADS, WIDTH = 4, 64
@@ -36,7 +37,12 @@ def agent(turns: int, seen: int, said: int, seed: int = 0) -> list[np.ndarray]:
     return rows
 
 
-CASES = {"fan 1024 + 8 x 128": fan(1024, 8, 128), "agent 16 x (100 + 100)": agent(16, 100, 100)}
+CASES = {
+    "fan 1024 + 8 x 128": fan(1024, 8, 128),
+    "agent 16 x (100 + 100)": agent(16, 100, 100),
+    "fan 64 + 64 x 6": fan(64, 64, 6),
+    "48 rows of 16, nothing shared": fan(0, 48, 16),
+}
 
 
 def contenders(rows: list[np.ndarray]) -> tuple[dict, int]:
@@ -46,6 +52,9 @@ def contenders(rows: list[np.ndarray]) -> tuple[dict, int]:
     chains = np.concatenate([np.ones((len(tree.chains), 1), np.int64), tree.chains, tree.chains], 1)
     rest = np.concatenate([np.zeros((len(tree.rectangles), 1), np.int64), tree.rectangles], 1)
     table, depths = torch.from_numpy(np.concatenate([chains, rest])), torch.from_numpy(tree.depths)
+    rates = spans.rates(cpu.DEVICE.price, heads=HEADS, width=WIDTH)
+    together = torch.from_numpy(spans.fused(table.numpy(), rates))
+    sizes = torch.from_numpy(tree.ends) - torch.arange(nodes)
     mask = attention.ancestors(torch.from_numpy(tree.ends), depths)
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, HEADS, nodes, WIDTH, requires_grad=True) for _ in range(3))
@@ -57,6 +66,11 @@ def contenders(rows: list[np.ndarray]) -> tuple[dict, int]:
         return torch.autograd.grad((out * weight).sum(), (query, key, value))
 
     def rectangles() -> tuple[torch.Tensor, ...]:
+        return pulled(
+            attention.rectangles(query, key, value, together, depths, depths, scale=scale, sizes=sizes)
+        )
+
+    def apart() -> tuple[torch.Tensor, ...]:
         return pulled(attention.rectangles(query, key, value, table, depths, depths, scale=scale))
 
     def dense() -> tuple[torch.Tensor, ...]:
@@ -78,6 +92,7 @@ def contenders(rows: list[np.ndarray]) -> tuple[dict, int]:
         assert torch.allclose(one, other, atol=2e-4)
     named = {
         "rectangles": rectangles,
+        "blocks apart": apart,
         "dense mask": dense,
         "per-path gather": gathered,
         "rows alone": unpacked,

@@ -2,7 +2,8 @@
 FILE]`.
 
 Time of forward and backward by hidden states and weight, by turns; peak memory beyond what must exist (inputs
-and gradients), each in a process of its own.
+and gradients), each in a process of its own. `--vocab 151936` is a large vocabulary; with `--memory` full
+logits, which may not fit, are left out.
 """
 
 import argparse
@@ -22,6 +23,11 @@ def inputs(tokens: int, vocab: int) -> tuple[torch.Tensor, torch.Tensor, torch.T
     hidden = torch.randn(tokens, HIDDEN, requires_grad=True)
     weight = (torch.randn(vocab, HIDDEN) * HIDDEN**-0.5).requires_grad_()
     return hidden, weight, torch.randint(vocab, (tokens,))
+
+
+def tiles(way: str, tokens: int, vocab: int) -> float:
+    """Return the peak of one pass in tiles, beyond inputs and gradients."""
+    return peak(way, tokens, vocab) / head.TILE_BYTES
 
 
 def plain(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> None:
@@ -66,7 +72,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--vocab", type=int, default=49152)
+    parser.add_argument("--memory", action="store_true", help="no times: the peaks of our own ways, in tiles")
     chosen = parser.parse_args()
+    if chosen.memory:
+        own = {n: tiles(n, chosen.tokens, chosen.vocab) for n in WAYS if n != "plain"}
+        size = {"tokens": chosen.tokens, "vocab": chosen.vocab, "hidden": HIDDEN}
+        timing.report({**size, "peak_in_tiles": own, "tile_bytes": head.TILE_BYTES}, chosen.json)
+        return
     given = inputs(chosen.tokens, chosen.vocab)
     times = timing.by_turns({n: lambda way=way: way(*given) for n, way in WAYS.items()}, rounds=chosen.rounds)
     logits = chosen.tokens * chosen.vocab * 4

@@ -11,15 +11,21 @@ from typing import Any
 import torch
 
 
-def by_turns(contenders: Mapping[str, Callable[[], Any]], *, rounds: int) -> dict[str, list[float]]:
-    """Run each contender once a round after one round that does not count; the order turns from round to
-    round.
+def by_turns(
+    contenders: Mapping[str, Callable[[], Any]], *, rounds: int, warm: bool = True
+) -> dict[str, list[float]]:
+    """Run each contender once a round; the order turns from round to round.
+
+    Args:
+        contenders: what is timed, by name.
+        rounds: how often each runs.
+        warm: run all once more before, which does not count; without it the caller has done so.
 
     Returns:
         Seconds of each round by name.
     """
     names, times = list(contenders), {name: [] for name in contenders}
-    for turn in range(rounds + 1):
+    for turn in range(0 if warm else 1, rounds + 1):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             start = time.perf_counter()
             contenders[name]()

@@ -46,11 +46,12 @@ def heads(tree, num_heads=4, num_kv=2, dtype=torch.float64, seed=0):
     return [torch.randn(s, generator=source, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes]
 
 
-def by_blocks(tree, qkv, window=0, table=None):
+def by_blocks(tree, qkv, window=0, table=None, sinks=None):
     """Attend by blocks."""
     table = blocks(tree) if table is None else table
-    depths = places(tree)[1]
-    return attention.rectangles(*qkv, table, depths, depths, scale=SCALE, window=window)
+    ends, depths = places(tree)
+    looks = {"window": window, "sizes": ends - torch.arange(len(ends)), "sinks": sinks}
+    return attention.rectangles(*qkv, table, depths, depths, scale=SCALE, **looks)
 
 
 def by_mask(tree, qkv, window=0, **options):
@@ -157,7 +158,8 @@ def test_the_operator_passes_opcheck():
     tree = comb()
     depths = places(tree)[1]
     for window in (0, 3):
-        arguments = (*heads(tree), blocks(tree), depths, depths, SCALE, window)
+        sinks = torch.zeros(4, dtype=torch.float64, requires_grad=True) if window else None
+        arguments = (*heads(tree), sinks, blocks(tree), depths, depths, None, SCALE, window)
         torch.library.opcheck(torch.ops.espalier.attention_blocks.default, arguments)
 
 

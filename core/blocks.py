@@ -1,0 +1,319 @@
+"""Attention over a forest as blocks: one operator over an integer table, on kernels that know log-sum-exps.
+
+Each block is one call of a kernel that returns its softmax and the log-sum-exp of it; what a query gets from
+several blocks is merged by these, exactly. Backward runs each block with the *merged* output and log-sum-exp:
+the parts then add up. A sink is one more score in the softmax, so it is merged like a block without values.
+
+Two kernels serve it, chosen by where the tensors are: the CPU's takes a mask, that of CUDA and ROCm takes
+windows and runs of lengths. What a block is stands in `rectangles` of `core.attention`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from core.plan import spans
+
+# Of the largest number: a row that sees nothing of a block gets a weight of exactly 0, where -inf gives NaN.
+FAR = -0.25
+# The kernel of CUDA and ROCm reads rows of so many numbers.
+ALIGNED = 8
+
+
+class Tables(NamedTuple):
+    """Where blocks lie, all on the host.
+
+    Attributes:
+        blocks: (kind, query start, stop, key start, stop), kinds as in `spans`.
+        query_depths, key_depths: positions in the sequences.
+        sizes: nodes of each key's subtree; read by masked blocks.
+        window: how many tokens back a query sees; 0: all.
+    """
+
+    blocks: Tensor
+    query_depths: Tensor
+    key_depths: Tensor
+    sizes: Tensor | None
+    window: int
+
+
+class Block(NamedTuple):
+    """One call of a kernel.
+
+    Attributes:
+        first: it starts the softmax of its queries; the others are merged into it.
+        causal: query i of it sees keys up to i.
+        queries, keys: what it covers.
+        mask: added to the scores; None: nothing is.
+        left: as flash kernels count windows: query i sees keys from i + keys - queries - left; -1: all.
+        cuts: where causal runs begin and end, counted from the first; None: it is one run.
+    """
+
+    first: bool
+    causal: bool
+    queries: slice
+    keys: slice
+    mask: Tensor | None = None
+    left: int = -1
+    cuts: tuple[int, ...] | None = None
+
+
+class Kernel(NamedTuple):
+    """What runs blocks.
+
+    Attributes:
+        walk: tables and the dtype of queries to blocks.
+        forward: (query, key, value, block, scale) to (output, log-sum-exp).
+        backward: (gradient, query, output, log-sum-exp, key, value, block, scale) to three gradients.
+        aligned: widths of heads are padded to a multiple of this.
+    """
+
+    walk: Callable[[Tables, torch.dtype], Iterator[Block]]
+    forward: Callable[..., tuple[Tensor, Tensor]]
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    aligned: int = 1
+
+
+@torch.library.custom_op("espalier::attention_blocks", mutates_args=())
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sinks: Tensor | None,
+    blocks: Tensor,
+    query_depths: Tensor,
+    key_depths: Tensor,
+    sizes: Tensor | None,
+    scale: float,
+    window: int,
+) -> tuple[Tensor, Tensor]:
+    """Run the blocks; the output and its log-sum-exp."""
+    kernel = KERNELS[query.device.type]
+    wide = torch.promote_types(query.dtype, torch.float32)
+    tables = Tables(blocks, query_depths, key_depths, sizes, window)
+    q, k, v = (_aligned(t, kernel.aligned) for t in (query, key, value))
+    out, lse = torch.empty_like(q, dtype=wide), query.new_empty(query.shape[:3], dtype=wide)
+    for block in kernel.walk(tables, query.dtype):
+        rows = block.queries
+        part, part_lse = kernel.forward(q[:, :, rows], k[:, :, block.keys], v[:, :, block.keys], block, scale)
+        if block.first:
+            out[:, :, rows], lse[:, :, rows] = part, part_lse
+        else:
+            merged = torch.logaddexp(lse[:, :, rows], part_lse)
+            kept, added = ((x - merged).exp()[..., None] for x in (lse[:, :, rows], part_lse))
+            out[:, :, rows], lse[:, :, rows] = out[:, :, rows] * kept + part * added, merged
+    if sinks is not None:
+        merged = torch.logaddexp(lse, sinks.to(wide)[None, :, None])
+        out, lse = out * (lse - merged).exp()[..., None], merged
+    return _like(out, query), lse
+
+
+@torch.library.custom_op("espalier::attention_blocks_backward", mutates_args=())
+def pull_back(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sinks: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    blocks: Tensor,
+    query_depths: Tensor,
+    key_depths: Tensor,
+    sizes: Tensor | None,
+    scale: float,
+    window: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Run each block's backward; gradients by query, key, value and sinks (empty where there are none)."""
+    kernel = KERNELS[query.device.type]
+    wide = torch.promote_types(query.dtype, torch.float32)
+    tables = Tables(blocks, query_depths, key_depths, sizes, window)
+    g, q, k, v, o = (_aligned(t, kernel.aligned) for t in (grad, query, key, value, out))
+    sums = tuple(torch.zeros_like(t, dtype=wide) for t in (q, k, v))
+    for block in kernel.walk(tables, query.dtype):
+        rows, seen = block.queries, block.keys
+        of_queries, of_keys = [t[:, :, rows] for t in (g, q, o, lse)], [t[:, :, seen] for t in (k, v)]
+        parts = kernel.backward(*of_queries, *of_keys, block, scale)
+        for whole, place, part in zip(sums, (rows, seen, seen), parts, strict=True):
+            whole[:, :, place] += part
+    by_sinks = query.new_empty(0)
+    if sinks is not None:
+        # It has no value, so by its score: -p_sink (gradient . output), summed over the queries.
+        felt = (grad.to(wide) * out).sum(-1)
+        by_sinks = -((sinks.to(wide)[None, :, None] - lse).exp() * felt).sum((0, 2)).to(sinks.dtype)
+    return _like(sums[0], query), _like(sums[1], key), _like(sums[2], value), by_sinks
+
+
+@attend.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    wide = torch.promote_types(query.dtype, torch.float32)
+    return torch.empty_like(query), query.new_empty(query.shape[:3], dtype=wide)
+
+
+@pull_back.register_fake
+def _(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    by_sinks = query.new_empty(0) if sinks is None else torch.empty_like(sinks)
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), by_sinks
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, sinks, blocks, query_depths, key_depths, sizes, scale, window = inputs
+    ctx.save_for_backward(query, key, value, sinks, *output, blocks, query_depths, key_depths, sizes)
+    ctx.numbers = (scale, window)
+
+
+def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    *grads, by_sinks = pull_back(grad, *ctx.saved_tensors, *ctx.numbers)
+    return (*grads, by_sinks if ctx.needs_input_grad[3] else None, *(None,) * 6)
+
+
+attend.register_autograd(_differentiate, setup_context=_remember)
+
+OPERATOR = torch.ops.espalier.attention_blocks.default
+"""By this name whoever decides what is kept for the backward knows it."""
+
+
+def _aligned(heads: Tensor, multiple: int) -> Tensor:
+    """Fill up the width of heads with zeros, which change no product."""
+    missing = -heads.shape[-1] % multiple
+    return torch.nn.functional.pad(heads, (0, missing)) if missing else heads
+
+
+def _like(wide: Tensor, given: Tensor) -> Tensor:
+    """Return sums in the width, dtype and layout of what they belong to."""
+    if wide.shape == given.shape:
+        return wide.to(given.dtype)
+    made = torch.empty_like(given)
+    made[:] = wide[..., : given.shape[-1]]
+    return made
+
+
+def _tiles(tables: Tables, dtype: torch.dtype) -> Iterator[Block]:
+    """Yield blocks with masks; under a window, the tiles of each that see anything."""
+    window, far = tables.window, FAR * torch.finfo(dtype).max
+    for kind, a, b, x, y in tables.blocks.tolist():
+        if a == b:
+            continue
+        q, k = slice(a, b), slice(x, y)
+        if kind == spans.MASKED:
+            seen = _inside(tables, q, k)
+            yield Block(True, False, q, k, torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, far))
+        elif not window:
+            yield Block(kind == spans.CAUSAL, kind == spans.CAUSAL, q, k)
+        else:
+            for q, k in _near(tables, kind == spans.CAUSAL, a, b, x, y):
+                back = tables.query_depths[q, None] - tables.key_depths[None, k]
+                hidden = (back < 0) | (back >= window) if kind == spans.CAUSAL else back >= window
+                mask = torch.zeros(back.shape, dtype=dtype).masked_fill_(hidden, far)
+                yield Block(kind == spans.CAUSAL, False, q, k, mask)
+
+
+def _inside(tables: Tables, q: slice, k: slice) -> Tensor:
+    """Say who sees whom in a masked block, whose queries are its keys."""
+    if tables.sizes is None:
+        raise ValueError("the table has a masked block; sizes of the keys' subtrees are wanted with it.")
+    place = torch.arange(q.stop - q.start)
+    seen = (place[:, None] >= place) & (place[:, None] < place + tables.sizes[k])
+    if tables.window:
+        seen &= tables.query_depths[q, None] - tables.key_depths[None, k] < tables.window
+    return seen
+
+
+def _near(tables: Tables, causal: bool, a: int, b: int, x: int, y: int) -> Iterator[tuple[slice, slice]]:
+    """Cut a block into tiles of queries as tall as the window, and their keys to those that are in reach."""
+    for start in range(a, b, tables.window):
+        q = slice(start, min(b, start + tables.window))
+        reach = tables.query_depths[q].amin() - tables.window + 1
+        first = x + int((reach - tables.key_depths[x]).clamp(min=0))
+        k = slice(first, x + q.stop - a if causal else y)
+        if k.start < k.stop:
+            yield q, k
+
+
+def _host_forward(q: Tensor, k: Tensor, v: Tensor, block: Block, scale: float) -> tuple[Tensor, Tensor]:
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, block.causal, attn_mask=block.mask, scale=scale
+    )
+
+
+def _host_backward(
+    grad: Tensor, q: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, block: Block, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad, q, k, v, out.to(q.dtype), lse, 0.0, block.causal, attn_mask=block.mask, scale=scale
+    )
+
+
+def _bands(tables: Tables, _: torch.dtype) -> Iterator[Block]:
+    """Yield all causal blocks as one call over runs, then the rest; under a window, in runs of one path each.
+
+    Along a path depths rise by one, so a window is a band, which the kernel knows.
+    """
+    rows = [row for row in tables.blocks.tolist() if row[1] < row[2]]
+    if any(kind == spans.MASKED for kind, *_ in rows):
+        raise ValueError("the table has a masked block; the kernel of this device takes no mask.")
+    causal = sorted(row[1:] for row in rows if row[0] == spans.CAUSAL)
+    if causal:
+        starts = [a for a, *_ in causal]
+        stop, shift = causal[-1][1], causal[0][2] - causal[0][0]
+        q = slice(starts[0], stop)
+        cuts = (*(a - starts[0] for a in starts), stop - starts[0])
+        keys = slice(q.start + shift, q.stop + shift)
+        yield Block(True, True, q, keys, left=tables.window - 1, cuts=cuts)
+    dense = [row[1:] for row in rows if row[0] == spans.DENSE]
+    if not tables.window:
+        yield from (Block(False, False, slice(a, b), slice(x, y)) for a, b, x, y in dense)
+        return
+    runs = spans.within(dense, tables.query_depths.numpy(), tables.key_depths.numpy(), tables.window)
+    yield from (Block(False, False, slice(a, b), slice(x, y), left=left) for a, b, x, y, left in runs)
+
+
+def _cuts(block: Block, device: torch.device) -> tuple[Tensor, Tensor, int, int]:
+    """Return where runs begin, of queries and of keys, and the longest of each."""
+    num_queries, num_keys = block.queries.stop - block.queries.start, block.keys.stop - block.keys.start
+    if block.cuts is None:
+        ends = [torch.tensor([0, n], dtype=torch.int32).to(device) for n in (num_queries, num_keys)]
+        return ends[0], ends[1], num_queries, num_keys
+    ends = torch.tensor(block.cuts, dtype=torch.int32)
+    longest = int(ends.diff().amax())
+    return ends.to(device), ends.to(device), longest, longest
+
+
+def _flat(heads: Tensor) -> Tensor:
+    """Lay `[1, heads, nodes, width]` out as `[nodes, heads, width]`, as the kernel reads it."""
+    if len(heads) != 1:
+        raise ValueError(f"{len(heads)} forests came at once; one was wanted.")
+    return heads[0].transpose(0, 1)
+
+
+def _device_forward(q: Tensor, k: Tensor, v: Tensor, block: Block, scale: float) -> tuple[Tensor, Tensor]:
+    cut_q, cut_k, most_q, most_k = _cuts(block, q.device)
+    out, lse, *_ = torch.ops.aten._flash_attention_forward(
+        *map(_flat, (q, k, v)), cut_q, cut_k, most_q, most_k, 0.0, block.causal, False, scale=scale,
+        window_size_left=block.left, window_size_right=0 if block.causal else -1,
+    )  # fmt: skip
+    return out.transpose(0, 1)[None], lse[None]
+
+
+def _device_backward(
+    grad: Tensor, q: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, block: Block, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    # Only dropout would read the state of a random generator, and there is none.
+    state = torch.zeros(2, dtype=torch.uint64, device=q.device)
+    parts = torch.ops.aten._flash_attention_backward(
+        *map(_flat, (grad, q, k, v, out.to(q.dtype))), lse[0].contiguous(), *_cuts(block, q.device), 0.0,
+        block.causal, state, state[:0], scale=scale,
+        window_size_left=block.left, window_size_right=0 if block.causal else -1,
+    )  # fmt: skip
+    by_query, by_key, by_value = (part.transpose(0, 1)[None] for part in parts)
+    return by_query, by_key, by_value
+
+
+HOST = Kernel(walk=_tiles, forward=_host_forward, backward=_host_backward)
+FLASH = Kernel(walk=_bands, forward=_device_forward, backward=_device_backward, aligned=ALIGNED)
+KERNELS: Mapping[str, Kernel] = {"cpu": HOST, "cuda": FLASH}
+"""By torch's name of a device; ROCm calls itself cuda."""

@@ -1,0 +1,180 @@
+"""Which blocks a forest's attention is run as: what a device's prices make of chains and rectangles."""
+
+from collections.abc import Iterator, Sequence
+
+import attrs
+import numpy as np
+
+# What the queries of a block see of its keys: all; all up to themselves; their ancestors.
+DENSE, CAUSAL, MASKED = 0, 1, 2
+
+
+@attrs.frozen(kw_only=True)
+class Price:
+    """What blocks cost on a device, forward and backward, in nanoseconds.
+
+    Attributes:
+        launch: of a block, whatever its size.
+        head: of a head of a block, whatever its size.
+        pair: of a (query, key) pair that a kernel looks at, for each number of each head.
+        masked: of a masked block beyond that, whatever its size.
+        mask: of a pair of a masked block, once for all heads: its mask is made.
+        row: of merging a query of a dense block, for each number of each head.
+    """
+
+    launch: float
+    head: float
+    pair: float
+    masked: float
+    mask: float
+    row: float
+
+
+@attrs.frozen(kw_only=True)
+class Rates:
+    """What blocks cost for a model, in nanoseconds: `Price` for its heads.
+
+    Attributes:
+        block: of a block, whatever its size.
+        pair: of a pair that a kernel looks at.
+        masked: of a masked block beyond that of any block.
+        mask: of a pair of a masked block beyond that of any pair.
+        row: of merging a query of a dense block.
+    """
+
+    block: float
+    pair: float
+    masked: float
+    mask: float
+    row: float
+
+
+def rates(price: Price, *, heads: int, width: int) -> Rates:
+    """Return what blocks of so many heads of a width cost."""
+    return Rates(
+        block=price.launch + price.head * heads,
+        pair=price.pair * heads * width,
+        masked=price.masked,
+        mask=price.mask,
+        row=price.row * heads * width,
+    )
+
+
+def within(
+    dense: Sequence[Sequence[int]], query_depths: np.ndarray, key_depths: np.ndarray, window: int
+) -> Iterator[tuple[int, int, int, int, int]]:
+    """Cut dense blocks into runs along one path each, and to what their windows reach.
+
+    Depths rise by one along a run, so a window is a band. Flash kernels align it at the last query and key:
+    query i sees keys from i + keys - queries - left.
+
+    Args:
+        dense: (query start, stop, key start, stop), keys along one path.
+        query_depths, key_depths: positions in the sequences, int64.
+        window: how many tokens back a query sees, itself among them.
+
+    Yields:
+        (query start, stop, key start, stop, left).
+    """
+    for a, b, x, y in dense:
+        breaks = (a + 1 + np.flatnonzero(np.diff(query_depths[a:b]) != 1)).tolist()
+        last = int(key_depths[y - 1])
+        for start, end in zip([a, *breaks], [*breaks, b], strict=True):
+            ahead = int(query_depths[start]) - last
+            stop = min(end, start + window - ahead)
+            first = max(x, y + ahead - window)
+            if start < stop and first < y:
+                yield start, stop, first, y, window - ahead - (stop - start)
+
+
+def fused(table: np.ndarray, rates: Rates) -> np.ndarray:
+    """Exchange runs of small chains and the rectangles among them for masked blocks, where that is cheaper.
+
+    Chains are put into runs of neighbors; the cheapest way is found by a dynamic programme over where runs
+    end. A run of one chain stays a causal block. A longer one is one masked block: rectangles inside it go,
+    and one whose keys lie in it and whose queries reach beyond it keeps those beyond. All in one run is the
+    dense mask.
+
+    Args:
+        table: (kind, query start, stop, key start, stop), causal and dense blocks, int64 `[blocks, 5]`.
+        rates: what blocks cost.
+
+    Returns:
+        A table that covers the same pairs, filled up with rows of no queries to as many as there were.
+    """
+    rows = table[table[:, 1] < table[:, 2]]
+    chains = rows[rows[:, 0] == CAUSAL]
+    chains = chains[np.argsort(chains[:, 1], kind="stable")]
+    dense = rows[rows[:, 0] == DENSE]
+    if len(chains) < 2:
+        return table
+    owner = np.searchsorted(chains[:, 3], dense[:, 3], side="right") - 1
+    of_chain: list[list[tuple[int, int, int]]] = [[] for _ in range(len(chains))]
+    for number, (_, a, b, x, y) in zip(owner.tolist(), dense.tolist(), strict=True):
+        if number >= 0:
+            of_chain[number].append((a, b, y - x))
+    cuts = _cheapest(chains[:, 1].tolist(), chains[:, 2].tolist(), of_chain, rates)
+    found = _rewritten(chains, dense, owner, cuts)
+    return np.concatenate([found, np.zeros_like(table[len(found) :])])
+
+
+def _causal(size: int, rates: Rates) -> float:
+    """Price a causal block."""
+    return rates.block + size * (size + 1) / 2 * rates.pair
+
+
+def _masked(size: int, rates: Rates) -> float:
+    """Price a masked block."""
+    return rates.block + rates.masked + size * size * (rates.pair + rates.mask)
+
+
+def _dense(start: int, stop: int, keys: int, rates: Rates) -> float:
+    """Price a dense block; nothing where no query is left."""
+    if start >= stop:
+        return 0.0
+    return rates.block + (stop - start) * (keys * rates.pair + rates.row)
+
+
+def _cheapest(
+    starts: list[int], stops: list[int], dense: list[list[tuple[int, int, int]]], rates: Rates
+) -> list[int]:
+    """Return where the runs of the cheapest plan begin, and the number of chains.
+
+    A dense block belongs to the chain that holds its keys, so the cost of a plan is a sum over its runs.
+    """
+    num = len(starts)
+    best, before = [0.0] + [float("inf")] * num, [0] * (num + 1)
+    alone = [
+        _causal(b - a, rates) + sum(_dense(*block, rates) for block in blocks)
+        for a, b, blocks in zip(starts, stops, dense, strict=True)
+    ]
+    for first in range(num):
+        apart = 0.0
+        for last in range(first, num):
+            apart += alone[last]
+            found = alone[first]
+            if last > first:
+                found = _masked(stops[last] - starts[first], rates)
+                if found > apart:
+                    break  # a longer run is dearer still: masks grow by the square, what they save does not
+                run = dense[first : last + 1]
+                found += sum(_dense(max(a, stops[last]), b, n, rates) for of in run for a, b, n in of)
+            if best[first] + found < best[last + 1]:
+                best[last + 1], before[last + 1] = best[first] + found, first
+    cuts = [num]
+    while cuts[-1]:
+        cuts.append(before[cuts[-1]])
+    return cuts[::-1]
+
+
+def _rewritten(chains: np.ndarray, dense: np.ndarray, owner: np.ndarray, cuts: list[int]) -> np.ndarray:
+    """Write the table of a plan."""
+    firsts, lasts = np.array(cuts[:-1]), np.array(cuts[1:]) - 1
+    blocks = chains[firsts].copy()
+    blocks[:, 0] = np.where(lasts > firsts, MASKED, CAUSAL)
+    blocks[:, 2], blocks[:, 4] = chains[lasts, 2], chains[lasts, 4]
+    run = np.searchsorted(firsts, owner, side="right") - 1
+    kept = dense.copy()
+    masked = (owner >= 0) & (blocks[run, 0] == MASKED)
+    kept[:, 1] = np.where(masked, np.maximum(dense[:, 1], blocks[run, 2]), dense[:, 1])
+    return np.concatenate([blocks, kept[kept[:, 1] < kept[:, 2]]])

@@ -1,0 +1,298 @@
+"""What is done with blocks: sinks merged, small ones run together, and the flash kernel of other devices.
+
+That kernel runs on no machine of these tests. A stand-in with its signature and its rules (runs of lengths,
+windows aligned at the last query and key) takes its place in float64, so what is around it is what is tested.
+"""
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from core import attention, blocks
+from core.plan import prefix_tree, spans
+from tests.core import test_attention as common
+
+CHEAP = spans.Rates(block=1000.0, pair=1.0, masked=0.0, mask=0.0, row=1.0)
+PRICES = st.builds(
+    spans.Rates,
+    block=st.sampled_from([0.0, 3.0, 30.0, 1000.0]),
+    pair=st.just(1.0),
+    masked=st.sampled_from([0.0, 5.0]),
+    mask=st.sampled_from([0.0, 1.0]),
+    row=st.sampled_from([0.0, 2.0]),
+)
+
+
+def sink(num=4):
+    """A score a head."""
+    return torch.tensor([0.3, -1.0, 2.0, 0.0, 5.0][:num], dtype=torch.float64, requires_grad=True)
+
+
+def pulled(attend, tree, leaves, **options):
+    """The output and the gradients by all leaves, the fourth of which are sinks."""
+    out = attend(tree, leaves[:3], sinks=leaves[3] if len(leaves) > 3 else None, **options)
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    return out, *torch.autograd.grad(out, leaves, weights)
+
+
+def assert_equal(found, wanted):
+    """Compare to 12 digits."""
+    for got, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.given(common.ROWS, st.sampled_from([0, 1, 3, 9]), st.sampled_from([1, 2, 4]))
+def test_sinks_on_blocks_equal_sinks_under_the_mask_in_value_and_gradient(rows, window, num_kv):
+    tree = common.forest(rows)
+    leaves = [*common.heads(tree, num_kv=num_kv), sink()]
+    found, wanted = (pulled(f, tree, leaves, window=window) for f in (common.by_blocks, common.by_mask))
+    assert_equal(found, wanted)
+
+
+def test_a_sink_takes_what_a_loop_over_queries_says():
+    tree = common.comb()
+    q, k, v = common.heads(tree)
+    sinks = sink()
+    got = common.by_blocks(tree, (q, k, v), sinks=sinks)
+    mask = attention.ancestors(*common.places(tree))
+    for head in range(4):
+        for node in range(len(tree.tokens)):
+            e = (common.SCALE * k[0, head // 2, mask[node]] @ q[0, head, node]).exp()
+            want = (e / (e.sum() + sinks[head].exp())) @ v[0, head // 2, mask[node]]
+            torch.testing.assert_close(got[0, head, node], want, rtol=1e-12, atol=1e-12)
+
+
+def covered(table, tree):
+    """How often each pair of a query and a key is looked at."""
+    seen = np.zeros((len(tree.tokens),) * 2, np.int64)
+    mask = attention.ancestors(*common.places(tree)).numpy()
+    for kind, a, b, x, y in table.tolist():
+        if kind == spans.DENSE:
+            seen[a:b, x:y] += 1
+        elif kind == spans.CAUSAL:
+            seen[a:b, x:y] += np.tril(np.ones((b - a, b - a), np.int64))
+        else:
+            seen[a:b, x:y] += mask[a:b, x:y]
+    return seen, mask
+
+
+@hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.given(common.ROWS, PRICES)
+def test_fused_tables_cover_each_allowed_pair_exactly_once_and_no_other(rows, price):
+    tree = common.forest(rows)
+    table = common.blocks(tree).numpy()
+    found = spans.fused(table, price)
+    assert found.shape == table.shape
+    seen, mask = covered(found, tree)
+    assert (seen == mask).all()
+
+
+@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.given(common.ROWS, PRICES, st.sampled_from([0, 1, 3, 9]))
+def test_the_choice_of_blocks_changes_nothing(rows, price, window):
+    tree = common.forest(rows)
+    leaves = [*common.heads(tree), sink()]
+    table = torch.from_numpy(spans.fused(common.blocks(tree).numpy(), price))
+    found = pulled(common.by_blocks, tree, leaves, window=window, table=table)
+    assert_equal(found, pulled(common.by_mask, tree, leaves, window=window))
+
+
+def cost(table, price):
+    """What a table costs."""
+    total = 0.0
+    for kind, a, b, x, y in table.tolist():
+        n, pairs = b - a, (b - a) * (y - x)
+        if n and kind == spans.DENSE:
+            total += price.block + pairs * price.pair + n * price.row
+        elif n and kind == spans.CAUSAL:
+            total += price.block + n * (n + 1) / 2 * price.pair
+        elif n:
+            total += price.block + price.masked + pairs * (price.pair + price.mask)
+    return total
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(common.ROWS, PRICES)
+def test_a_fused_table_costs_no_more_than_blocks_apart_and_than_the_dense_mask(rows, price):
+    tree = common.forest(rows)
+    table = common.blocks(tree).numpy()
+    found = cost(spans.fused(table, price), price)
+    nodes = len(tree.tokens)
+    assert found <= cost(table, price) + 1e-9
+    whole = np.array([[spans.MASKED, 0, nodes, 0, nodes]])
+    if len(tree.chains) > 1:
+        assert found <= cost(whole, price) + 1e-9 or cost(whole, price) > cost(table, price)
+
+
+def test_dear_blocks_are_run_as_one_mask_and_cheap_ones_apart():
+    tree = common.comb()
+    table = common.blocks(tree).numpy()
+    one = spans.fused(table, CHEAP)
+    assert one[one[:, 1] < one[:, 2]].tolist() == [[spans.MASKED, 0, len(tree.tokens), 0, len(tree.tokens)]]
+    apart = spans.fused(table, spans.Rates(block=0.0, pair=1.0, masked=0.0, mask=0.0, row=0.0))
+    assert (apart[:, 0] != spans.MASKED).all()
+
+
+def test_rows_that_share_nothing_are_run_together_by_their_size():
+    rows = [np.arange(100 * i, 100 * i + n) for i, n in enumerate([4, 4, 4, 90, 4, 4])]
+    tree = prefix_tree.build(rows, share=False)
+    found = spans.fused(
+        common.blocks(tree).numpy(), spans.Rates(block=100.0, pair=1.0, masked=0.0, mask=0.0, row=0.0)
+    )
+    kept = found[found[:, 1] < found[:, 2]]
+    assert kept[:, :3].tolist() == [[spans.MASKED, 0, 12], [spans.CAUSAL, 12, 102], [spans.MASKED, 102, 110]]
+
+
+def test_a_masked_block_without_the_sizes_of_subtrees_is_an_error():
+    tree = common.comb()
+    depths = common.places(tree)[1]
+    table = torch.from_numpy(spans.fused(common.blocks(tree).numpy(), CHEAP))
+    with pytest.raises(ValueError, match="sizes of the keys' subtrees are wanted"):
+        attention.rectangles(*common.heads(tree), table, depths, depths, scale=1.0)
+
+
+def seen_by(length_q, length_k, left, right):
+    """What a query of a run sees, as the flash kernels count: aligned at the last query and key."""
+    place = torch.arange(length_q)[:, None] + length_k - length_q
+    keys = torch.arange(length_k)
+    mask = torch.ones(length_q, length_k, dtype=torch.bool)
+    if left >= 0:
+        mask &= keys >= place - left
+    if right >= 0:
+        mask &= keys <= place + right
+    return mask
+
+
+def runs(cut_q, cut_k, most_q, most_k):
+    """The runs of a call, after what the kernel takes for granted was checked."""
+    assert cut_q.dtype == cut_k.dtype == torch.int32
+    pairs = list(zip(cut_q.tolist(), cut_q.tolist()[1:], cut_k.tolist(), cut_k.tolist()[1:], strict=False))
+    assert most_q == max(b - a for a, b, *_ in pairs)
+    assert most_k == max(y - x for *_, x, y in pairs)
+    return pairs
+
+
+def scores(q, k, scale, mask):
+    """Scores of one run, heads first; keys of a group of heads are repeated."""
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    return (torch.einsum("qhd,khd->hqk", q, k) * scale).masked_fill(~mask, -torch.inf)
+
+
+def flash(
+    query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, return_debug_mask, *,
+    scale=None, window_size_left=None, window_size_right=None,
+):  # fmt: skip
+    """Stand in for aten._flash_attention_forward."""
+    assert query.shape[-1] % 8 == 0
+    assert all(t.stride(-1) == 1 for t in (query, key, value))
+    assert dropout_p == 0.0
+    assert not return_debug_mask
+    assert (window_size_right == 0) == is_causal
+    out, lse = torch.zeros_like(query), torch.full((query.shape[1], len(query)), 9e9, dtype=torch.float64)
+    for a, b, x, y in runs(cum_seq_q, cum_seq_k, max_q, max_k):
+        mask = seen_by(b - a, y - x, window_size_left, window_size_right)
+        s = scores(query[a:b], key[x:y], scale, mask)
+        lse[:, a:b] = s.logsumexp(-1)
+        v = value[x:y].repeat_interleave(query.shape[1] // value.shape[1], 1)
+        out[a:b] = torch.einsum("hqk,khd->qhd", (s - lse[:, a:b, None]).exp().nan_to_num(0.0), v)
+    return (
+        out,
+        lse,
+        torch.zeros(2, dtype=torch.uint64),
+        torch.zeros(0, dtype=torch.uint64),
+        query.new_empty(0),
+    )
+
+
+def flash_backward(
+    grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal,
+    rng_state, unused, *, scale=None, window_size_left=None, window_size_right=None,
+):  # fmt: skip
+    """Stand in for aten._flash_attention_backward; it takes whatever log-sum-exp it is given."""
+    assert logsumexp.is_contiguous()
+    assert dropout_p == 0.0
+    assert (window_size_right == 0) == is_causal
+    group = query.shape[1] // key.shape[1]
+    sums = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+    for a, b, x, y in runs(cum_seq_q, cum_seq_k, max_q, max_k):
+        mask = seen_by(b - a, y - x, window_size_left, window_size_right)
+        p = (scores(query[a:b], key[x:y], scale, mask) - logsumexp[:, a:b, None]).exp()
+        v, k = (t[x:y].repeat_interleave(group, 1) for t in (value, key))
+        g = grad_out[a:b]
+        delta = (g * out[a:b]).sum(-1).T[..., None]
+        ds = p * (torch.einsum("qhd,khd->hqk", g, v) - delta) * scale
+        by_key, by_value = torch.einsum("hqk,qhd->khd", ds, query[a:b]), torch.einsum("hqk,qhd->khd", p, g)
+        sums[0][a:b] += torch.einsum("hqk,khd->qhd", ds, k)
+        for whole, part in zip(sums[1:], (by_key, by_value), strict=True):
+            whole[x:y] += part.unflatten(1, (-1, group)).sum(2)
+    return sums
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """Run blocks on the CPU as a GPU would, with stand-ins for its kernels; how often they were called."""
+    calls = []
+
+    def counted(stand_in):
+        return lambda *args, **kwargs: (calls.append(stand_in.__name__), stand_in(*args, **kwargs))[1]
+
+    # The attributes of torch.ops are set: the code calls them by their names.
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", counted(flash))
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_backward", counted(flash_backward))
+    monkeypatch.setattr(blocks, "KERNELS", {"cpu": blocks.FLASH})
+    return calls
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("width", [8, 5])
+@pytest.mark.parametrize("num_kv", [1, 2, 4])
+@pytest.mark.parametrize("window", [0, 1, 2, 3, 5, 9, 12, 50])
+def test_blocks_on_the_flash_kernel_equal_the_mask(window, num_kv, width):
+    draw = np.random.default_rng(window)
+    for _ in range(6):
+        rows = [draw.integers(0, 2, draw.integers(1, 14)).tolist() for _ in range(draw.integers(1, 7))]
+        tree = common.forest(rows)
+        leaves = [t.detach()[..., :width].clone().requires_grad_() for t in common.heads(tree, num_kv=num_kv)]
+        leaves.append(sink())
+        found, wanted = (pulled(f, tree, leaves, window=window) for f in (common.by_blocks, common.by_mask))
+        assert_equal(found, wanted)
+
+
+def test_all_causal_blocks_are_one_call_of_the_flash_kernel(elsewhere):
+    rows = [np.arange(20 * i, 20 * i + 7) for i in range(9)]
+    tree = prefix_tree.build(rows)
+    pulled(common.by_blocks, tree, common.heads(tree))
+    assert elsewhere == ["flash", "flash_backward"]
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_the_flash_kernel_refuses_what_it_has_no_mask_for():
+    tree = common.comb()
+    table = torch.from_numpy(spans.fused(common.blocks(tree).numpy(), CHEAP))
+    with pytest.raises(ValueError, match="takes no mask"):
+        common.by_blocks(tree, common.heads(tree), table=table)
+    two = [torch.cat([t, t]) for t in common.heads(tree)]
+    with pytest.raises(ValueError, match="2 forests came at once"):
+        common.by_blocks(tree, two)
+
+
+def test_the_stand_ins_have_the_signature_of_the_kernels():
+    for stand_in, name in ((flash, "forward"), (flash_backward, "backward")):
+        operator = getattr(torch.ops.aten, f"_flash_attention_{name}").default
+        known = [argument.name for argument in operator._schema.arguments]
+        own = stand_in.__code__.co_varnames[
+            : stand_in.__code__.co_argcount + stand_in.__code__.co_kwonlyargcount
+        ]
+        assert own == tuple(known[: len(own)])
+
+
+def test_the_kernels_shapes_are_those_that_pytorch_states():
+    q, k = torch.empty(12, 4, 16, device="meta"), torch.empty(9, 2, 16, device="meta")
+    cut = torch.empty(2, dtype=torch.int32, device="meta")
+    out, lse, *_ = torch.ops.aten._flash_attention_forward(
+        q, k, k, cut, cut, 12, 9, 0.0, False, False, scale=1.0
+    )
+    assert (out.shape, lse.shape, lse.dtype) == ((12, 4, 16), (4, 12), torch.float32)
