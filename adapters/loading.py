@@ -1,6 +1,7 @@
 """From a folder or hub id to a bound model that has been proved to serve trees."""
 
 import contextlib
+import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,12 +12,14 @@ from torch import Tensor
 from transformers import modeling_layers
 from transformers.utils import logging
 
-from adapters import scalar_head, transformers_lm, tree_attention
+from adapters import chunks, scalar_head, shapes, transformers_lm, tree_attention
 from core import head, pack
-from core.plan import sample
+from core.plan import sample, spans
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 2e-3}
 ROUGH = 6e-2
+PROBE_CHUNK = 3
+"""Chunks that the sequences of `prove` have several of."""
 SERVED = {"full_attention", "sliding_attention"}
 
 
@@ -27,10 +30,14 @@ def load(
     device: str = "cpu",
     attention: str = "rectangles",
     dropout: bool = False,
-    gradient_checkpointing: bool = False,
+    gradient_checkpointing: bool | str = False,
+    activation_offloading: bool = False,
+    feed_forward_chunk: int = 0,
+    price: spans.Price | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
     scalar_seed: int | None = None,
+    config: transformers.PretrainedConfig | None = None,
 ) -> tuple[transformers_lm.TransformersLM, dict[str, Tensor]]:
     """Load a causal language model, or a reward model on its decoder, and bind it.
 
@@ -40,11 +47,16 @@ def load(
         device: torch's name of the device.
         attention: `rectangles` or `mask`; see `core.attention`.
         dropout: keep the model's own dropout.
-        gradient_checkpointing: recompute each layer in backward and keep only its input.
+        gradient_checkpointing: recompute each layer in backward and keep only its input, or, when this is
+            `selective`, its input and what its attention gave.
+        activation_offloading: keep what the forward saves for the backward in host memory.
+        feed_forward_chunk: positions that a feed-forward part runs at a time; 0: all.
+        price: what blocks of attention cost on the device; None: each runs by itself.
         revision: of a hub id.
         trust_remote_code: run code that comes with the model.
         scalar_seed: load it with a scalar head in the place of the one over the vocabulary, drawn from this
             seed where the folder has none. None: a language model.
+        config: in the place of the folder's own; None: that one.
 
     Returns:
         The model and its parameters by name.
@@ -58,7 +70,23 @@ def load(
         dtype=dtype,
         revision=revision,
         trust_remote_code=trust_remote_code,
+        **({} if config is None else {"config": copy.deepcopy(config)}),
     )
+    _complete(module, path, told, scalar_seed)
+    return bind(
+        module,
+        device=device,
+        attention=attention,
+        dropout=dropout,
+        gradient_checkpointing=gradient_checkpointing,
+        activation_offloading=activation_offloading,
+        feed_forward_chunk=feed_forward_chunk,
+        price=price,
+    )
+
+
+def _complete(module: Any, path: str, told: Mapping[str, Any], scalar_seed: int | None) -> None:
+    """Refuse weights that are missing or unlike; draw a scalar head that the folder has none of."""
     if told["mismatched_keys"]:
         name, there, wanted = sorted(told["mismatched_keys"])[0]
         raise ValueError(
@@ -73,16 +101,17 @@ def load(
             f"{path} lacks {len(missing)} of the weights that its config asks for, {missing[0]} the first, "
             "and they would be drawn at random; mend the folder."
         )
-    return bind(
-        module.to(device), attention=attention, dropout=dropout, gradient_checkpointing=gradient_checkpointing
-    )
 
 
 def _read(path: str, *, scalar: bool, **asked: Any) -> Any:
     """Let transformers read a folder; return the module and what it found missing or unlike."""
     kind: Any = transformers.AutoModelForCausalLM
     if scalar:
-        kind, asked["num_labels"] = transformers.AutoModelForSequenceClassification, 1
+        kind = transformers.AutoModelForSequenceClassification
+        if "config" in asked:
+            asked["config"].num_labels = 1
+        else:
+            asked["num_labels"] = 1
     try:
         with _quiet():
             return kind.from_pretrained(
@@ -105,16 +134,31 @@ def _read(path: str, *, scalar: bool, **asked: Any) -> Any:
         ) from problem
 
 
+def _check_attention(module: transformers.PreTrainedModel) -> None:
+    """Refuse a module that was loaded for another attention."""
+    loaded = getattr(module.config.get_text_config(), "_attn_implementation", None)
+    if loaded != tree_attention.NAME:
+        raise ValueError(
+            f"the module was loaded with attn_implementation {loaded!r}, which knows no trees; load it with "
+            f"attn_implementation={tree_attention.NAME!r}, adapters.tree_attention.NAME."
+        )
+
+
 def bind(
     module: transformers.PreTrainedModel,
     *,
+    device: str | torch.device | None = None,
     attention: str = "rectangles",
     dropout: bool = False,
-    gradient_checkpointing: bool = False,
+    gradient_checkpointing: bool | str = False,
+    activation_offloading: bool = False,
+    feed_forward_chunk: int = 0,
+    price: spans.Price | None = None,
 ) -> tuple[transformers_lm.TransformersLM, dict[str, Tensor]]:
     """Take a module apart into a model without weights and its parameters, and prove that it serves trees.
 
-    Args and Raises as in `load`; the module's attention implementation must be `tree_attention.NAME`.
+    Args and Raises as in `load`; the module's attention implementation must be `tree_attention.NAME`. With no
+    device it stays where it is.
     Afterwards the module is empty: save with `model.save(params, folder)`.
     """
     scalar = scalar_head.has(module)
@@ -122,25 +166,37 @@ def bind(
         raise ValueError(
             f"a {module.config.model_type} model has no decoder with an output head; name a causal model."
         )
+    _check_attention(module)
     if scalar:
         module.config.pad_token_id = None  # no token is padding here; whoever saves it names one
     limit = _max_length(module.config)
     leaves = {id(p): n for n, p in module.named_parameters()}
     named = module.named_parameters(remove_duplicate=False)
     slots = tuple((*_place(module, path), leaves[id(p)]) for path, p in named)
-    params = {n: p.detach() for n, p in module.named_parameters()}
+    # Not `module.to`: on some devices every place of a tied weight would become a leaf of its own.
+    params = {n: p.detach().to(device or p.device) for n, p in module.named_parameters()}
+    for submodule in module.modules():
+        submodule._buffers.update(
+            {n: b.to(device or b.device) for n, b in submodule._buffers.items() if b is not None}
+        )
     model = transformers_lm.TransformersLM(
         module=module,
         slots=slots,
         shape=_head_shape(module.config),
-        attention=attention,
+        attention=_attention(module.config, attention, recomputed=bool(gradient_checkpointing)),
         max_length=limit,
+        chunked=chunks.install(module, PROBE_CHUNK) if feed_forward_chunk else (),
+        offloaded=activation_offloading,
+        keep_attention=gradient_checkpointing == "selective",
+        rates=None if price is None else shapes.rates(module.config, price),
     )
     for submodule, attribute, name in slots:
         empty = torch.empty_like(params[name], device="meta")
         submodule._parameters[attribute] = torch.nn.Parameter(empty, requires_grad=False)
     module.eval()
     prove(model, params)
+    for part in model.chunked:
+        part.size = feed_forward_chunk
     if gradient_checkpointing:
         _recompute_layers(module)
     if dropout:
@@ -228,6 +284,16 @@ def _layer_types(config: transformers.PretrainedConfig) -> list[str]:
         return list(types)
     windowed = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
     return ["sliding_attention" if windowed else "full_attention"] * text.num_hidden_layers
+
+
+def _attention(config: transformers.PretrainedConfig, kind: str, *, recomputed: bool) -> str:
+    """Return the kind of attention that runs: FlexAttention, but for a soft cap in layers that run again.
+
+    Its plain form takes the backward of a cap inside of the backward, and a layer that was made again there
+    got wrong gradients. Whether its compiled form would is not known.
+    """
+    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
+    return "mask" if kind == "flex" and capped and recomputed else kind
 
 
 def _max_length(config: transformers.PretrainedConfig) -> int:

@@ -5,6 +5,7 @@
 
 import atexit
 import datetime
+import functools
 import os
 from typing import Any
 
@@ -36,7 +37,12 @@ def join(device: ports.Device) -> ports.Ranks:
     if state.num_processes == 1:
         return ports.ALONE
     atexit.register(leave)
-    return ports.Ranks(index=state.process_index, num=state.num_processes, sum=_sum, merge=_merge)
+    return ports.Ranks(
+        index=state.process_index,
+        num=state.num_processes,
+        sum=functools.partial(_sum, place=device.type),
+        merge=_merge,
+    )
 
 
 def leave() -> None:
@@ -51,17 +57,20 @@ def wait(ranks: ports.Ranks) -> None:
         dist.barrier()
 
 
-def _sum(tree: Any) -> Any:
-    """Add the tensors of a tree up over all processes, one message a dtype."""
+def _sum(tree: Any, *, place: str = "cpu") -> Any:
+    """Add the tensors of a tree up over all processes, one message a dtype.
+
+    Messages go from where the run computes: not every backend takes those of the host, where a loss may be.
+    """
     leaves, structure = record.tree.flatten(tree)
     summed: list[Tensor | None] = [None] * len(leaves)
     for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
         places = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
-        message = torch.cat([leaves[i].detach().reshape(-1) for i in places])
+        message = torch.cat([leaves[i].detach().reshape(-1).to(place) for i in places])
         dist.all_reduce(message)
         parts = message.split([leaves[i].numel() for i in places])
         for i, part in zip(places, parts, strict=True):
-            summed[i] = part.view(leaves[i].shape)
+            summed[i] = part.view(leaves[i].shape).to(leaves[i].device)
     return record.tree.unflatten(structure, summed)
 
 

@@ -5,6 +5,7 @@ those it was given, forward, backward and recomputation alike.
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,9 +16,23 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
+from transformers import modeling_layers
 
-from adapters import in_pieces, scalar_head, tree_attention
-from core import head, metrics, pack, ports
+from adapters import (
+    chunks,
+    compiling,
+    in_pieces,
+    lora,
+    offload,
+    padded,
+    recompute,
+    scalar_head,
+    shards,
+    tree_attention,
+)
+from adapters import teacher as teachers
+from core import head, keys, metrics, pack, ports
+from core.plan import spans
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -29,8 +44,18 @@ class TransformersLM:
         slots: every place of the module that holds a parameter: (submodule, attribute, name of the leaf).
             Tied weights are several places of one leaf.
         frozen: tensors by leaf name that are swapped in and not trained.
+        chunked: the feed-forward parts that run in chunks; empty: all positions at once.
+        offloaded: what the forward saves for the backward waits in host memory.
+        teacher: what `divergences` are measured to.
+        adapter: what is trained in the place of the weights; None: these are.
+        autocast: the dtype that the decoder's and the head's products run in, whatever the parameters are;
+            None: theirs.
         shape: how logits follow from the head's product.
-        attention: `rectangles` or `mask`.
+        attention: the kind that runs, of those that `tree_attention.route` knows.
+        compiled: the decoder as graphs; None: it runs operator by operator.
+        sharding: parameters are this process's parts; None: they are whole.
+        keep_attention: where layers are made again in backward, what their attention gave is kept.
+        rates: what blocks of attention cost; None: each runs as it is.
         max_length: longest sequence; beyond it the positions of all would hang on the longest. 0: no limit.
     """
 
@@ -40,6 +65,15 @@ class TransformersLM:
     attention: str
     max_length: int = 0
     frozen: Mapping[str, Tensor] = attrs.field(factory=dict)
+    chunked: tuple[chunks.Chunked, ...] = ()
+    offloaded: bool = False
+    teacher: teachers.Teacher | None = None
+    adapter: lora.Adapter | None = None
+    autocast: torch.dtype | None = None
+    compiled: compiling.Decoder | None = None
+    sharding: shards.Sharding | None = None
+    keep_attention: bool = False
+    rates: spans.Rates | None = None
 
     @property
     def scalar(self) -> bool:
@@ -48,21 +82,31 @@ class TransformersLM:
 
     def predict(self, params: ports.Params, pack: pack.Pack, key: int | None) -> pack.Scores:
         """Score every row of the pack, without gradients; see `core.ports.Model`."""
-        pack = scalar_head.at_targets(pack) if self.scalar else pack
+        # A graph is made for parameters that train; frozen ones would have another.
+        params = params if self.compiled is None else _leaves(params)
+        if pack.padded:
+            with torch.no_grad(), self.running(params, key):
+                return rows(pack, padded.fields(pack, self._forest(pack, params, key)))
+        pack = self._told(scalar_head.at_targets(pack) if self.scalar else pack)
         with torch.no_grad(), self.running(params, key):
-            if len(pack.pieces) > 1:
-                return rows(pack, in_pieces.Walk(self, params, pack, key or 0).fields())
+            if (runs := self._runs(pack)) > 1:
+                return rows(pack, in_pieces.Walk(self, params, pack, key or 0, runs=runs).fields())
             return self._score(pack, params)
 
     def pull_back(
         self, params: ports.Params, pack: pack.Pack, key: int, loss: ports.Loss
     ) -> tuple[Float[Tensor, ""], metrics.Metrics, dict[str, Tensor]]:
         """Run forward, loss and backward inside one swap; see `core.ports.Model`."""
-        pack = scalar_head.at_targets(pack) if self.scalar else pack
-        leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
+        leaves = _leaves(params)
+        if pack.padded:
+            with torch.enable_grad(), self.running(leaves, key):
+                run = self._forest(pack, leaves, key)
+                return padded.pull_back(pack, run, leaves, lambda f: loss(rows(pack, f)))
+        pack = self._told(scalar_head.at_targets(pack) if self.scalar else pack)
         with torch.enable_grad(), self.running(leaves, key):
-            if len(pack.pieces) > 1:
-                return in_pieces.Walk(self, leaves, pack, key).pull_back(lambda f: loss(rows(pack, f)))
+            if (runs := self._runs(pack)) > 1:
+                walk = in_pieces.Walk(self, leaves, pack, key, runs=runs)
+                return walk.pull_back(lambda f: loss(rows(pack, f)))
             value, means = loss(self._score(pack, leaves))
             found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
         grads = {
@@ -72,17 +116,28 @@ class TransformersLM:
         return value.detach(), means, grads
 
     def save(self, params: ports.Params, folder: str) -> None:
-        """Write a Hugging Face folder: weights (tied ones once) and config."""
+        """Write a Hugging Face folder: weights (tied ones once) and config; an adapter's base without any."""
+        assert self.adapter is None or not params, "an adapter is written by adapters.peft_files, or merged"
         with self.swap(params):
             self.module.save_pretrained(folder)
 
     @contextlib.contextmanager
     def swap(self, params: ports.Params) -> Iterator[None]:
-        """Put tensors where the module looks for its parameters, and take them out again."""
+        """Put tensors where the module looks for its parameters, and take them out again.
+
+        Args:
+            params: by name; of an adapter all or none: without them the base stands alone.
+        """
+        if self.sharding is not None:
+            with self.sharding.swapped({**self.frozen, **params}):
+                yield
+            return
+        off = frozenset() if self.adapter is None else self.adapter.leaves
+        off = off if off.isdisjoint(params) else frozenset()
         held = [submodule._parameters[attribute] for submodule, attribute, _ in self.slots]
         try:
             for submodule, attribute, name in self.slots:
-                leaf = params[name] if name in params else self.frozen[name]
+                leaf = params[name] if name in params else None if name in off else self.frozen[name]
                 submodule._parameters[attribute] = leaf  # type: ignore[assignment]
             yield
         finally:
@@ -92,13 +147,18 @@ class TransformersLM:
     @contextlib.contextmanager
     def running(self, params: ports.Params, key: int | None) -> Iterator[None]:
         """Open everything that a pass needs: the swap, the precision rule, the draws of dropout."""
-        device = next(iter(params.values())).device
+        device = self._first(params).device
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.swap(params))
-            stack.enter_context(_precise(params))
-            if key is None:
+            stack.enter_context(self._precise(params))
+            if self.offloaded or self.sharding is not None:
+                stack.enter_context(self._saving({**self.frozen, **params}))
+            if self.compiled is not None:
+                stack.enter_context(self.compiled.watched())
+            # Where nothing is dropped the mode changes no number, and a graph would be made anew for it.
+            if key is None and (self.compiled is None or self.module.training):
                 stack.enter_context(self._still())
-            elif self.module.training:
+            elif key is not None and self.module.training:
                 devices = [] if device.type == "cpu" else [device]
                 stack.enter_context(torch.random.fork_rng(devices))
                 torch.manual_seed(key)
@@ -119,8 +179,13 @@ class TransformersLM:
     def _score(self, each: pack.Pack, params: ports.Params) -> pack.Scores:
         """Run the whole forest through the decoder and the head over its trained edges."""
         if not len(each.edge_nodes):
-            return _nothing(each, params)
-        return rows(each, self.edges(each, tree_attention.route(each, kind=self.attention), params))
+            idle = self._first(params) if self.sharding is None else shards.idle(self, params)
+            return pack.Scores(**in_pieces.nothing(each, idle))
+        return rows(each, self.edges(each, self._route(each), params))
+
+    def _route(self, each: pack.Pack) -> tree_attention.Route:
+        """Return the route of a forward over a whole forest."""
+        return tree_attention.route(each, kind=self.attention, rates=self.rates)
 
     def edges(
         self, each: pack.Pack, route: tree_attention.Route, params: ports.Params
@@ -132,49 +197,178 @@ class TransformersLM:
             route: which of its nodes run.
             params: what is swapped in.
         """
-        hidden = self.hidden(route, params)
-        parents = hidden.index_select(0, each.edge_nodes[route.edges] - route.nodes[0])
+        parents = self.parents(each, route, params)
         if self.scalar:
             return scalar_head.score(self.module, parents)
-        output: Any = self.module.get_output_embeddings()
-        return head.score(
+        parents, weight, bias = self.head(parents)
+        fields = head.score(
             parents,
-            output.weight,
+            weight,
             each.edge_tokens[route.edges],
-            bias=getattr(output, "bias", None),
+            bias=bias,
             shape=self.shape,
             needs=each.needs,
             slopes=None if each.slopes is None else each.slopes[route.edges],
         )
+        if self.teacher is not None and each.taught is not None:
+            fields["divergences"] = self.teacher.divergences(
+                parents, weight, each.taught[route.edges], bias=bias, shape=self.shape
+            )
+        return fields
+
+    def head(
+        self, hidden: Float[Tensor, "edges hidden"]
+    ) -> tuple[Float[Tensor, "edges width"], Float[Tensor, "vocab width"], Float[Tensor, " vocab"] | None]:
+        """Return what the head's product is of, whatever stands beside it: states, a weight and a bias.
+
+            h W^T + (scale A h)^T B^T = [h, scale A h] [W, B]^T
+
+        So an adapter of the head widens both, and its gradient is that of any head.
+
+        Args:
+            hidden: last hidden states, inside a run of the model.
+        """
+        output: Any = self.module.get_output_embeddings()
+        weight, bias = output.weight, getattr(output, "bias", None)
+        if self.autocast is not None:
+            hidden, weight = hidden.to(self.autocast), weight.to(self.autocast)
+        if not lora.is_on(output):
+            return hidden, weight, bias
+        wide = torch.cat([hidden, lora.narrowed(output, hidden)], -1)
+        return wide, torch.cat([weight, lora.up(output, weight)], -1), bias
+
+    def parents(
+        self, each: pack.Pack, route: tree_attention.Route, params: ports.Params
+    ) -> Float[Tensor, "edges hidden"]:
+        """Return the last hidden states that the edges of a route lead from; Args as of `edges`."""
+        if self.compiled is not None and route.fresh is None:
+            self._check_depth(route.max_depth)
+            return self.compiled(each)
+        if self.compiled is not None:
+            self.compiled.counts.fallbacks += 1
+        hidden = self.hidden(route, params)
+        return hidden.index_select(0, each.edge_nodes[route.edges] - route.nodes[0])
+
+    def decode(self, each: pack.Pack) -> Float[Tensor, "edges hidden"]:
+        """Return what `parents` does of a whole pack, inside a run and with nothing that a graph cannot hold.
+
+        What is recomputed has its parameters as inputs here: no swap has to be entered again.
+        """
+        if self.module.is_activation_checkpointing:
+            again = functools.partial(checkpoint.checkpoint, use_reentrant=False)
+            self.module._set_gradient_checkpointing(True, again)
+        route = tree_attention.route(each, kind=self.attention)
+        with self.casting(route.tokens.device):
+            outputs = self.module.base_model(
+                input_ids=route.tokens[None], position_ids=route.depths[None], use_cache=False, tree=route
+            )
+        return outputs.last_hidden_state[0].index_select(0, each.edge_nodes)
+
+    def _forest(self, each: pack.Pack, params: ports.Params, key: int | None) -> padded.Run:
+        """Return what runs the padded forests of a pack; the same one draws the same each time."""
+        slopes = padded.sloped(each)
+
+        def run(number: int) -> dict[str, Tensor]:
+            part = attrs.evolve(each.padded[number], slopes=slopes)
+            if self.scalar:
+                part = attrs.evolve(part, edge_nodes=part.edge_targets)
+            if key is not None and self.module.training:
+                torch.manual_seed(keys.fold_in(key, "forest", number))
+            part = self._told(part)
+            return self.edges(part, self._route(part), params)
+
+        return run
+
+    def _told(self, each: pack.Pack) -> pack.Pack:
+        """Let the teacher read a pack whose divergences are asked for."""
+        if "divergences" not in each.needs:
+            return each
+        if self.teacher is None:
+            raise ValueError("divergences are asked for, and the model has no teacher: give it one.")
+        return attrs.evolve(each, taught=self.teacher.hidden(each)) if len(each.edge_nodes) else each
 
     def hidden(
         self, route: tree_attention.Route | tree_attention.Step, params: ports.Params
     ) -> Float[Tensor, "nodes hidden"]:
         """Return the last hidden state of every node that runs."""
-        if self.max_length and route.max_depth >= self.max_length:
+        self._check_depth(route.max_depth)
+
+        def contexts(module: torch.nn.Module, keep_attention: bool = False) -> tuple[Any, Any]:
+            return recompute.contexts(
+                lambda: _both(self._again(params, module), self._precise(params)),
+                keep_attention=keep_attention,
+            )
+
+        def once_more(layer: torch.nn.Module, function: Any, *args: Any, **kwargs: Any) -> Any:
+            again = functools.partial(contexts, layer, self.keep_attention)
+            return checkpoint.checkpoint(function, *args, use_reentrant=False, context_fn=again, **kwargs)
+
+        for part in self.chunked:
+            part.recompute = functools.partial(contexts, part.module)
+        if self.module.is_activation_checkpointing:
+            for layer in layers(self.module):
+                layer._gradient_checkpointing_func = functools.partial(once_more, layer)  # type: ignore[assignment]
+        with self.casting(route.tokens.device):
+            outputs = self.module.base_model(
+                input_ids=route.tokens[None], position_ids=route.depths[None], use_cache=False, tree=route
+            )
+        return outputs.last_hidden_state[0]
+
+    def _runs(self, each: pack.Pack) -> int:
+        """Return how often a pack runs; where parameters are split, as often as any process' does."""
+        own = len(each.pieces)
+        return own if self.sharding is None else self.sharding.num_runs(own)
+
+    def _again(self, params: ports.Params, module: torch.nn.Module) -> Any:
+        """Put the parameters in once more, for a second run of a layer, or of a module inside of one."""
+        if self.sharding is None:
+            return self.swap(params)
+        return self.sharding.within(module, {**self.frozen, **params})
+
+    def _saving(self, present: ports.Params) -> contextlib.AbstractContextManager[Any]:
+        """Return the hooks that decide where what is saved for the backward waits."""
+        if self.sharding is None:
+            return offload.to_host(present)
+        return self.sharding.saving(*offload.ways(present, moved=self.offloaded))
+
+    def _check_depth(self, max_depth: int) -> None:
+        """Refuse a sequence at which the positions of all would change."""
+        if self.max_length and max_depth >= self.max_length:
             raise ValueError(
-                f"a sequence has {route.max_depth + 1} tokens; beyond {self.max_length} this "
+                f"a sequence has {max_depth + 1} tokens; beyond {self.max_length} this "
                 f"{self.module.config.model_type} model turns positions by the longest sequence of a pack. "
                 f"Set max_length to {self.max_length} or less."
             )
 
-        def recompute() -> tuple[Any, Any]:
-            return contextlib.nullcontext(), _both(self.swap(params), _precise(params))
+    def casting(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+        """Return what the decoder runs in, and nothing after it: losses and sums are never cast."""
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(device.type, dtype=self.autocast)
 
-        def layer_by_layer(function: Any, *args: Any, **kwargs: Any) -> Any:
-            return checkpoint.checkpoint(function, *args, use_reentrant=False, context_fn=recompute, **kwargs)
+    def _precise(self, params: ports.Params) -> contextlib.AbstractContextManager[Any]:
+        """Return the mode that float64 needs, nothing otherwise."""
+        double = self._first(params).dtype == torch.float64
+        return KeepDouble() if double else contextlib.nullcontext()
 
-        if self.module.is_activation_checkpointing:
-            self.module._set_gradient_checkpointing(True, layer_by_layer)
-        outputs = self.module.base_model(
-            input_ids=route.tokens[None], position_ids=route.depths[None], use_cache=False, tree=route
-        )
-        return outputs.last_hidden_state[0]
+    def _first(self, params: ports.Params) -> Tensor:
+        """Return any of the tensors that are swapped in."""
+        return next(iter((params or self.frozen).values()))
+
+
+def layers(module: torch.nn.Module) -> list[modeling_layers.GradientCheckpointingLayer]:
+    """Return the decoder's layers, in their order."""
+    return [m for m in module.modules() if isinstance(m, modeling_layers.GradientCheckpointingLayer)]
 
 
 def rows(each: pack.Pack, fields: Mapping[str, Tensor]) -> pack.Scores:
     """Spread fields at the edges over the rows of the batch."""
     return pack.Scores(**{n: v.index_select(0, each.term_edges) for n, v in fields.items()})
+
+
+def _leaves(params: ports.Params) -> dict[str, Tensor]:
+    """Return tensors that share the parameters' memory and are differentiated by."""
+    return {n: p.detach().requires_grad_() for n, p in params.items()}
 
 
 class KeepDouble(TorchFunctionMode):
@@ -194,20 +388,7 @@ class KeepDouble(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _precise(params: ports.Params) -> contextlib.AbstractContextManager[Any]:
-    """Return the mode that float64 needs, nothing otherwise."""
-    double = any(p.dtype == torch.float64 for p in params.values())
-    return KeepDouble() if double else contextlib.nullcontext()
-
-
 @contextlib.contextmanager
 def _both(first: Any, second: Any) -> Iterator[None]:
     with first, second:
         yield
-
-
-def _nothing(each: pack.Pack, params: ports.Params) -> pack.Scores:
-    """Score a pack in which nobody trains; the empty table still has a graph to the parameters."""
-    first = next(iter(params.values()))
-    empty = first.flatten()[:0].to(torch.promote_types(first.dtype, torch.float32))
-    return pack.Scores(logprobs=empty, **dict.fromkeys(each.needs, empty))

@@ -16,6 +16,7 @@ from torch import Tensor
 from core import record
 
 Params = Mapping[str, Tensor]
+Norm = Callable[[Params], Tensor]
 
 
 @record.record
@@ -31,6 +32,19 @@ class Moments:
     first: Mapping[str, Tensor]
     second: Mapping[str, Tensor]
     count: Mapping[str, Tensor]
+
+
+@record.record
+class Mastered:
+    """What `with_masters` remembers.
+
+    Attributes:
+        masters: float32 copies of the parameters that are narrower; the truth, of which these are roundings.
+        rule: what the rule itself remembers.
+    """
+
+    masters: Mapping[str, Tensor]
+    rule: record.Any
 
 
 @runtime_checkable
@@ -52,11 +66,13 @@ class Optimizer:
         init: parameters to the state before the first update.
         update: see `Update`.
         rate: updates done so far to the learning rate of the next one.
+        norm: measures gradients, before they are clipped.
     """
 
     init: Callable[[Params], record.Any]
     update: Update
     rate: Callable[[int], float]
+    norm: Norm
 
 
 def global_norm(grads: Params) -> Float[Tensor, ""]:
@@ -65,7 +81,7 @@ def global_norm(grads: Params) -> Float[Tensor, ""]:
     return torch.linalg.vector_norm(torch.stack(list(norms)))
 
 
-def clip_by_global_norm(update: Update, *, max_norm: float) -> Update:
+def clip_by_global_norm(update: Update, *, max_norm: float, norm: Norm = global_norm) -> Update:
     """Scale all gradients down together when their norm exceeds `max_norm`, then update.
 
         g <- g min(1, max_norm / (|g| + 1e-6))
@@ -75,6 +91,7 @@ def clip_by_global_norm(update: Update, *, max_norm: float) -> Update:
     Args:
         update: what sees the clipped gradients.
         max_norm: in the unit of the gradients; not positive: no clipping.
+        norm: of all gradients; another one where each process holds a part of them.
     """
     if max_norm <= 0:
         return update
@@ -82,7 +99,7 @@ def clip_by_global_norm(update: Update, *, max_norm: float) -> Update:
     def clipped(
         grads: Params, state: record.Any, params: Params, *, rate: float, donate: bool = False
     ) -> tuple[dict[str, Tensor], record.Any]:
-        scale = (max_norm / (global_norm(grads) + 1e-6)).clamp(max=1.0)
+        scale = (max_norm / (norm(grads) + 1e-6)).clamp(max=1.0)
         scaled = torch._foreach_mul(list(grads.values()), scale)
         return update(dict(zip(grads, scaled, strict=True)), state, params, rate=rate, donate=donate)
 
@@ -97,6 +114,7 @@ def adamw(
     epsilon: float = 1e-8,
     weight_decay: float = 0.0,
     max_norm: float = 0.0,
+    norm: Norm = global_norm,
 ) -> Optimizer:
     """Adam with decoupled weight decay, which spares norms and biases: parameters of fewer than two axes.
 
@@ -110,7 +128,7 @@ def adamw(
         beta1, beta2: decay of the running means, in [0, 1).
         epsilon: added to the denominator.
         weight_decay: fraction of a parameter that is taken off at learning rate 1.
-        max_norm: see `clip_by_global_norm`; 0: no clipping.
+        max_norm, norm: see `clip_by_global_norm`; 0: no clipping.
     """
 
     def update(
@@ -142,17 +160,23 @@ def adamw(
             )
         return new, moments
 
-    return Optimizer(init=_moments, update=clip_by_global_norm(update, max_norm=max_norm), rate=rate)
+    clipped = clip_by_global_norm(update, max_norm=max_norm, norm=norm)
+    return Optimizer(init=_moments, update=clipped, rate=rate, norm=norm)
 
 
-def sgd(*, rate: Callable[[int], float], max_norm: float = 0.0) -> Optimizer:
+def sgd(
+    *,
+    rate: Callable[[int], float],
+    max_norm: float = 0.0,
+    norm: Norm = global_norm,
+) -> Optimizer:
     """Plain stochastic gradient descent.
 
         p <- p - rate g
 
     Args:
         rate: updates done so far to the learning rate.
-        max_norm: see `clip_by_global_norm`; 0: no clipping.
+        max_norm, norm: see `clip_by_global_norm`; 0: no clipping.
     """
 
     def update(
@@ -162,7 +186,43 @@ def sgd(*, rate: Callable[[int], float], max_norm: float = 0.0) -> Optimizer:
         torch._foreach_add_(list(new.values()), [grads[n] for n in new], alpha=-rate)
         return dict(new), state
 
-    return Optimizer(init=lambda params: (), update=clip_by_global_norm(update, max_norm=max_norm), rate=rate)
+    clipped = clip_by_global_norm(update, max_norm=max_norm, norm=norm)
+    return Optimizer(init=lambda params: (), update=clipped, rate=rate, norm=norm)
+
+
+def with_masters(rule: Optimizer) -> Optimizer:
+    """Update float32 copies of parameters that are narrower, and round these to the parameters.
+
+        m <- update(m, g in float32)        p <- round(m)
+
+    Most updates are smaller than half a step of bfloat16, which has 8 bits: added to the parameters they
+    would be rounded away. Micikevicius et al. 2018 (arXiv:1710.03740), sec. 3.1. Parameters of float32 or
+    better are left to the rule; where all are, this changes nothing, the state's structure included.
+
+    Args:
+        rule: what updates the copies.
+    """
+
+    def init(params: Params) -> record.Any:
+        masters = {n: p.to(torch.float32) for n, p in params.items() if _wide_type(p) != p.dtype}
+        if not masters:
+            return rule.init(params)
+        return Mastered(masters=masters, rule=rule.init({**params, **masters}))
+
+    def update(
+        grads: Params, state: record.Any, params: Params, *, rate: float, donate: bool = False
+    ) -> tuple[dict[str, Tensor], record.Any]:
+        if not isinstance(state, Mastered):
+            return rule.update(grads, state, params, rate=rate, donate=donate)
+        grads = {n: _wide(g) for n, g in grads.items()}
+        wide = {n: state.masters.get(n, p) for n, p in params.items()}
+        new, remembered = rule.update(grads, state.rule, wide, rate=rate, donate=donate)
+        masters = {n: new[n] for n in state.masters}
+        rounded = {n: params[n] if donate else torch.empty_like(params[n]) for n in masters}
+        torch._foreach_copy_(list(rounded.values()), list(masters.values()))
+        return {**new, **rounded}, Mastered(masters=masters, rule=remembered)
+
+    return attrs.evolve(rule, init=init, update=update)
 
 
 def _moments(params: Params) -> Moments:
@@ -177,4 +237,9 @@ def _moments(params: Params) -> Moments:
 
 def _wide(values: Tensor) -> Tensor:
     """Return the values in float32 or better."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
+    return values.to(_wide_type(values))
+
+
+def _wide_type(values: Tensor) -> torch.dtype:
+    """Return the dtype of the values, or float32 where that is wider."""
+    return torch.promote_types(values.dtype, torch.float32)

@@ -103,7 +103,8 @@ def loss_and_grad(
     """Return the loss of a step, its metrics, and the gradient for every parameter.
 
     Units are never split over packs and the reduction divides by the totals of the step, so the sum over
-    packs is the gradient of the whole step, whatever the packs.
+    packs is the gradient of the whole step, whatever the packs. It is float32 or better, whatever the
+    parameters: bfloat16 would round the sums.
 
     Args:
         model: scores packs and pulls gradients back.
@@ -124,7 +125,7 @@ def loss_and_grad(
         value = part if value is None else value + part
         gathered = metrics.merge(gathered, means)
         grads = _add(grads, grad)
-    return ranks.sum(value), ranks.merge(gathered), ranks.sum(grads)
+    return ranks.sum(value), ranks.merge(gathered), grads if ranks.split else ranks.sum(grads)
 
 
 def with_reference(
@@ -161,6 +162,29 @@ def with_reference(
         pack.with_column(each, "reference_logprobs", values)
         for each, values in zip(packs, found, strict=True)
     ]
+
+
+def synced(
+    reference: ports.Params, params: ports.Params, *, alpha: float, donate: bool = False
+) -> dict[str, Tensor]:
+    """Move a reference towards the policy.
+
+        reference' = alpha params + (1 - alpha) reference
+
+    TR-DPO, Gorbatovski et al. 2024 (arXiv:2404.09656), the soft update; with alpha 1 the hard one.
+
+    Args:
+        reference: its parameters; with `donate` they must not be used again.
+        params: of the policy, under the same names.
+        alpha: in [0, 1].
+        donate: use the old reference's memory for the new one.
+    """
+    if not 0.0 <= alpha <= 1.0:
+        raise ValueError(f"alpha is {alpha}; a number in [0, 1] is wanted: the part that the policy has.")
+    new = dict(reference) if donate else {n: p.clone() for n, p in reference.items()}
+    with torch.no_grad():
+        torch._foreach_lerp_(list(new.values()), [params[n] for n in new], alpha)
+    return new
 
 
 def evaluate(
@@ -230,12 +254,13 @@ def train_step(
     means = {
         **means,
         "loss": metrics.whole(value, terms),
-        **metrics.collect({"grad_norm": optimizers.global_norm(grads)}),
+        **metrics.collect({"grad_norm": optimizer.norm(grads)}),
     }
-    new = update(optimizer, state, grads, donate=donate)
+    carry = state.carry
     if algorithm.next_carry is not None:
-        new = attrs.evolve(new, carry=algorithm.next_carry(state.carry, metrics.values(means)))
-    return new, means
+        # Before the update: what a caller's function raises must find the old state whole, donated or not.
+        carry = algorithm.next_carry(carry, metrics.values(means))
+    return attrs.evolve(update(optimizer, state, grads, donate=donate), carry=carry), means
 
 
 def _sloped(each: pack.Pack, loss: ports.Loss) -> pack.Pack:
@@ -249,7 +274,8 @@ def _sloped(each: pack.Pack, loss: ports.Loss) -> pack.Pack:
 
 
 def _add(sums: dict[str, Tensor], more: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Add gradients into the sums, whose memory is ours."""
+    """Add gradients, in float32 or better, into the sums, whose memory is ours."""
+    more = {n: g.to(torch.promote_types(g.dtype, torch.float32)) for n, g in more.items()}
     if not sums:
         return more
     torch._foreach_add_([sums[n] for n in sums], [more[n] for n in sums])

@@ -1,9 +1,14 @@
 """A forest through each family of models equals every sample alone by the model's own plain forward."""
 
 import pytest
+import torch
+from torch.nn.attention import flex_attention
 
 from adapters import loading, tree_attention
+from core import blocks
+from core.plan import spans
 from tests.adapters import zoo
+from tests.core import test_blocks
 
 
 def of_a_forest(kind, **options):
@@ -25,6 +30,74 @@ def test_a_forest_equals_each_sample_alone_by_the_models_own_forward(kind):
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gemma3_text"])
 def test_rectangles_and_the_dense_mask_give_the_same_gradients(kind):
     assert zoo.gap(of_a_forest(kind, attention="mask")[1], of_a_forest(kind)[1]) <= 1e-12
+
+
+PRICES = [
+    spans.Price(launch=launch, head=0.0, pair=1.0, masked=1.0, mask=1.0, row=1.0)
+    for launch in (0.0, 1e3, 1e4, 1e6)
+]
+
+
+@pytest.mark.parametrize("price", PRICES, ids=lambda price: f"{price.launch:g}")
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gpt_oss"])
+def test_what_blocks_cost_changes_no_gradient(kind, price):
+    want = of_a_forest(kind)[1]
+    assert zoo.gap(of_a_forest(kind, price=price)[1], want) <= 1e-12
+    model, params = loading.bind(zoo.build(kind), price=price)
+    _, _, grads = model.pull_back(params, zoo.packed(zoo.rows(), budget=9), 0, zoo.nll)
+    assert zoo.gap(grads, want) <= 1e-12
+
+
+def test_small_blocks_are_run_together_where_they_are_dear(monkeypatch):
+    seen = []
+    plain = tree_attention.attention.rectangles
+    monkeypatch.setattr(
+        tree_attention.attention, "rectangles", lambda *a, **k: (seen.append(a[3]), plain(*a, **k))[1]
+    )
+    for price in (PRICES[0], PRICES[-1]):
+        of_a_forest("llama", price=price)
+    kinds = [sorted({row[0] for row in table.tolist() if row[1] < row[2]}) for table in (seen[0], seen[-1])]
+    assert kinds == [[spans.DENSE, spans.CAUSAL], [spans.MASKED]]
+
+
+def test_layers_with_sinks_run_on_blocks(monkeypatch):
+    monkeypatch.setattr(tree_attention.attention, "masked", None)
+    want, want_grads = zoo.alone(zoo.build("gpt_oss", attention="eager"), zoo.rows())
+    value, grads = of_a_forest("gpt_oss")
+    assert abs(value - want) <= 1e-10 * want
+    assert zoo.gap(grads, want_grads) <= 1e-10
+
+
+@pytest.mark.plain
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt_oss", "mistral"])
+def test_flex_attention_gives_the_gradients_of_the_dense_mask(kind, monkeypatch):
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)  # its plain form runs anywhere
+    want = of_a_forest(kind, attention="mask")[1]
+    monkeypatch.setattr(tree_attention.attention, "masked", None)
+    modes = (False,) if kind == "gemma2" else (False, True, "selective")
+    for options in ({"gradient_checkpointing": mode} for mode in modes):
+        assert zoo.gap(of_a_forest(kind, attention="flex", **options)[1], want) <= 1e-10
+
+
+@pytest.mark.parametrize("mode", [True, "selective"])
+def test_a_soft_cap_in_layers_that_are_recomputed_is_not_left_to_flex_attention(mode):
+    options = {"attention": "flex", "gradient_checkpointing": mode}
+    assert loading.bind(zoo.build("gemma2"), **options)[0].attention == "mask"
+    want = of_a_forest("gemma2", attention="mask")[1]
+    assert zoo.gap(of_a_forest("gemma2", **options)[1], want) <= 1e-12
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt_oss", "mistral"])
+def test_flash_kernels_give_the_gradients_of_the_dense_mask(kind, monkeypatch):
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", test_blocks.flash)
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_backward", test_blocks.flash_backward)
+    monkeypatch.setattr(blocks, "KERNELS", {"cpu": blocks.FLASH})
+    want = of_a_forest(kind, attention="mask")[1]
+    assert zoo.gap(of_a_forest(kind, attention="flash")[1], want) <= 1e-10
+    model, params = loading.bind(zoo.build(kind), attention="flash", gradient_checkpointing="selective")
+    _, _, grads = model.pull_back(params, zoo.packed(zoo.rows(), budget=9), 0, zoo.nll)
+    assert zoo.gap(grads, want) <= 1e-10
 
 
 @pytest.mark.parametrize("kind", zoo.REFUSED)

@@ -7,112 +7,54 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from adapters import loading, packing, sampling, tree_attention
+from adapters import packing, sampling, tree_attention
 from core import pack, ports
 from core.plan import sample
-from tests.adapters import zoo
+from tests.adapters import drawing
 
-LENGTHS = (2, 5, 9)
 STOPS = tuple(range(3, 13))
-
-
-def sampler(kind="llama", *, dtype=torch.float64, changes=None, **options):
-    """Make an engine on a tiny model, and its parameters."""
-    model, params = loading.bind(zoo.build(kind, dtype=dtype, **(changes or {})))
-    return sampling.Sampler(model, **options), params
-
-
-def prompts(*lengths, seed=1):
-    draw = np.random.default_rng(seed)
-    return [draw.integers(3, zoo.VOCAB, n) for n in lengths]
-
-
-def generate(engine, rows, numbers=None, *, num_samples=2, key=3, **numbers_of):
-    engine, params = engine
-    rule = ports.Sampling(**{"max_tokens": 12, **numbers_of})
-    numbers = range(len(rows)) if numbers is None else numbers
-    return engine.generate(params, rows, numbers, num_samples=num_samples, sampling=rule, key=key)
-
-
-def own(kind, row, num_tokens, *, dtype=torch.float32, changes=None):
-    """What transformers' generate says, greedily, after one prompt."""
-    attention = "eager" if kind in ("gemma2", "gpt_oss") else "sdpa"
-    module = zoo.build(kind, attention=attention, dtype=dtype, **(changes or {}))
-    made = module.generate(
-        torch.from_numpy(row)[None],
-        attention_mask=torch.ones(1, len(row), dtype=torch.int64),
-        max_new_tokens=num_tokens,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    return made[0, len(row) :].numpy()
-
-
-def same(left, right):
-    """Say whether two completions are one."""
-    return (
-        np.array_equal(left.tokens, right.tokens)
-        and left.ended == right.ended
-        and np.allclose(left.logprobs, right.logprobs, atol=1e-6)
-        and np.allclose(left.kept, right.kept, atol=1e-6)
-    )
-
-
-def chain(following: dict[int, int]):
-    """Make an engine on a model that says one token after another, whatever came before."""
-    module = zoo.build("llama", hidden_size=64, tie_word_embeddings=False, dtype=torch.float32)
-    with torch.no_grad():
-        for name, p in module.named_parameters():
-            if "layers" in name and "norm" not in name:
-                p.zero_()
-        module.model.norm.weight.fill_(1.0)
-        module.model.embed_tokens.weight.copy_(torch.eye(zoo.VOCAB, 64))
-        module.lm_head.weight.zero_()
-        for token, then in following.items():
-            module.lm_head.weight[then, token] = 1.0
-    model, params = loading.bind(module)
-    return sampling.Sampler(model), params
 
 
 @pytest.mark.parametrize(
     "kind", ["llama", "gpt2", "opt", "mistral", "gemma2", "gemma3_text", "gpt_oss", "qwen3_moe"]
 )
 def test_greedy_ids_equal_generate_alone_and_in_a_batch(kind):
-    engine, rows = sampler(kind, dtype=torch.float32), prompts(*LENGTHS)
-    together = generate(engine, rows, temperature=0.0, max_tokens=20)
+    engine, rows = drawing.sampler(kind, dtype=torch.float32), drawing.prompts(*drawing.LENGTHS)
+    together = drawing.generate(engine, rows, temperature=0.0, max_tokens=20)
     for row, group in zip(rows, together, strict=True):
-        want = own(kind, row, 20)
-        alone = generate(engine, [row], temperature=0.0, max_tokens=20)[0]
+        want = drawing.own(kind, row, 20)
+        alone = drawing.generate(engine, [row], temperature=0.0, max_tokens=20)[0]
         assert all(np.array_equal(c.tokens, want) for c in (*group, *alone))
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2"])
 def test_prompts_that_share_repeat_and_contain_each_other_equal_generate(kind):
-    stem, a, b = prompts(8, 3, 2)
+    stem, a, b = drawing.prompts(8, 3, 2)
     rows = [np.concatenate(r) for r in ([stem, a], [stem], [stem, b], [stem, a], [stem[:4]], [b])]
-    together = generate(sampler(kind), rows, temperature=0.0, max_tokens=9)
+    together = drawing.generate(drawing.sampler(kind), rows, temperature=0.0, max_tokens=9)
     for row, group in zip(rows, together, strict=True):
-        want = own(kind, row, 9, dtype=torch.float64)
+        want = drawing.own(kind, row, 9, dtype=torch.float64)
         assert all(np.array_equal(c.tokens, want) for c in group)
 
 
 def test_a_long_completion_outgrows_its_room_and_still_equals_generate():
     changes = {"max_position_embeddings": 512}
-    row = prompts(5)[0]
-    got = generate(sampler(changes=changes), [row], temperature=0.0, max_tokens=300, num_samples=1)[0][0]
-    assert np.array_equal(got.tokens, own("llama", row, 300, dtype=torch.float64, changes=changes))
+    row = drawing.prompts(5)[0]
+    got = drawing.generate(
+        drawing.sampler(changes=changes), [row], temperature=0.0, max_tokens=300, num_samples=1
+    )[0][0]
+    assert np.array_equal(got.tokens, drawing.own("llama", row, 300, dtype=torch.float64, changes=changes))
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])
 def test_packed_weights_draw_the_same_ids_and_are_gone_afterwards(kind, monkeypatch):
-    (engine, params), rows = sampler(kind, dtype=torch.float32), prompts(*LENGTHS)
+    (engine, params), rows = drawing.sampler(kind, dtype=torch.float32), drawing.prompts(*drawing.LENGTHS)
     plain = (attrs.evolve(engine, packing_bytes=0), params)
     made = []
     packed = packing.packed
     monkeypatch.setattr(packing, "packed", lambda *a, **k: made.append(packed(*a, **k)) or made[-1])
     for numbers in ({"temperature": 0.0}, {"temperature": 0.7}):
-        left, right = (generate(e, rows, max_tokens=30, **numbers) for e in ((engine, params), plain))
+        left, right = (drawing.generate(e, rows, max_tokens=30, **numbers) for e in ((engine, params), plain))
         assert all(
             np.array_equal(a.tokens, b.tokens)
             for x, y in zip(left, right, strict=True)
@@ -124,12 +66,14 @@ def test_packed_weights_draw_the_same_ids_and_are_gone_afterwards(kind, monkeypa
 
 
 def test_prompts_over_the_budget_run_in_pieces_and_change_nothing():
-    stem, *rest = prompts(11, 2, 6, 9)
+    stem, *rest = drawing.prompts(11, 2, 6, 9)
     rows = [*(np.concatenate([stem, r]) for r in rest), rest[2]]
-    whole = generate(sampler(), rows)
-    cut = generate(sampler(prefill_budget=5), rows)
+    whole = drawing.generate(drawing.sampler(), rows)
+    cut = drawing.generate(drawing.sampler(prefill_budget=5), rows)
     assert all(
-        same(a, b) for left, right in zip(whole, cut, strict=True) for a, b in zip(left, right, strict=True)
+        drawing.same(a, b)
+        for left, right in zip(whole, cut, strict=True)
+        for a, b in zip(left, right, strict=True)
     )
 
 
@@ -138,8 +82,8 @@ def test_prompts_over_the_budget_run_in_pieces_and_change_nothing():
     "numbers", [{}, {"temperature": 0.6}, {"temperature": 0.6, "top_p": 0.75}, {"top_k": 5, "min_p": 0.1}]
 )
 def test_the_first_ratio_to_the_training_forward_is_one(kind, numbers):
-    (engine, params), rows = sampler(kind, dtype=torch.float32), prompts(*LENGTHS)
-    groups = generate((engine, params), rows, num_samples=4, **numbers)
+    (engine, params), rows = drawing.sampler(kind, dtype=torch.float32), drawing.prompts(*drawing.LENGTHS)
+    groups = drawing.generate((engine, params), rows, num_samples=4, **numbers)
     samples = [
         sample.Sample(
             tokens=np.concatenate([p, c.tokens]), trained=np.arange(len(p) + len(c.tokens)) >= len(p)
@@ -156,17 +100,19 @@ def test_the_first_ratio_to_the_training_forward_is_one(kind, numbers):
 
 
 def test_the_temperature_of_the_trainers_head_does_not_reach_the_sampler():
-    (engine, params), rows = sampler(), prompts(*LENGTHS)
+    (engine, params), rows = drawing.sampler(), drawing.prompts(*drawing.LENGTHS)
     warm = attrs.evolve(engine.model, shape=attrs.evolve(engine.model.shape, temperature=0.5))
-    plain, other = (generate((e, params), rows) for e in (engine, sampling.Sampler(warm)))
+    plain, other = (drawing.generate((e, params), rows) for e in (engine, sampling.Sampler(warm)))
     assert all(
-        same(a, b) for left, right in zip(plain, other, strict=True) for a, b in zip(left, right, strict=True)
+        drawing.same(a, b)
+        for left, right in zip(plain, other, strict=True)
+        for a, b in zip(left, right, strict=True)
     )
 
 
 def test_a_bfloat16_model_draws_what_its_training_forward_expects():
-    (engine, params), rows = sampler(dtype=torch.bfloat16), prompts(*LENGTHS)
-    groups = generate((engine, params), rows, num_samples=4)
+    (engine, params), rows = drawing.sampler(dtype=torch.bfloat16), drawing.prompts(*drawing.LENGTHS)
+    groups = drawing.generate((engine, params), rows, num_samples=4)
     samples = [
         sample.Sample(
             tokens=np.concatenate([p, c.tokens]), trained=np.arange(len(p) + len(c.tokens)) >= len(p)
@@ -180,9 +126,9 @@ def test_a_bfloat16_model_draws_what_its_training_forward_expects():
     assert np.abs(scored.numpy() - sampled).mean() < 0.02
 
 
-ROWS = [*prompts(4, 7, 1, 7, 12), np.concatenate(prompts(7, 3, seed=1)[:2])]
-ENGINE = sampler()
-ALL = generate(ENGINE, ROWS, num_samples=5, temperature=0.8, top_p=0.9, stop_ids=STOPS)
+ROWS = [*drawing.prompts(4, 7, 1, 7, 12), np.concatenate(drawing.prompts(7, 3, seed=1)[:2])]
+ENGINE = drawing.sampler()
+ALL = drawing.generate(ENGINE, ROWS, num_samples=5, temperature=0.8, top_p=0.9, stop_ids=STOPS)
 
 
 @hypothesis.settings(deadline=None, max_examples=20)
@@ -194,10 +140,12 @@ ALL = generate(ENGINE, ROWS, num_samples=5, temperature=0.8, top_p=0.9, stop_ids
 def test_batch_order_group_size_and_waves_change_no_draw(order, num_samples, max_samples):
     engine = (attrs.evolve(ENGINE[0], max_samples=max_samples), ENGINE[1])
     rows = [ROWS[i] for i in order]
-    got = generate(engine, rows, order, num_samples=num_samples, temperature=0.8, top_p=0.9, stop_ids=STOPS)
+    got = drawing.generate(
+        engine, rows, order, num_samples=num_samples, temperature=0.8, top_p=0.9, stop_ids=STOPS
+    )
     for i, group in zip(order, got, strict=True):
         assert len(group) == num_samples
-        assert all(same(c, want) for c, want in zip(group, ALL[i], strict=False))
+        assert all(drawing.same(c, want) for c, want in zip(group, ALL[i], strict=False))
 
 
 def test_rows_that_end_leave_and_the_others_go_on():
@@ -210,52 +158,56 @@ def test_rows_that_end_leave_and_the_others_go_on():
 
 
 def test_other_keys_numbers_and_samples_draw_other_completions():
-    row = prompts(6)[0]
-    drawn = [tuple(c.tokens) for group in generate(ENGINE, [row, row], num_samples=3) for c in group]
-    drawn += [tuple(c.tokens) for c in generate(ENGINE, [row], num_samples=3, key=4)[0]]
+    row = drawing.prompts(6)[0]
+    drawn = [tuple(c.tokens) for group in drawing.generate(ENGINE, [row, row], num_samples=3) for c in group]
+    drawn += [tuple(c.tokens) for c in drawing.generate(ENGINE, [row], num_samples=3, key=4)[0]]
     assert len(set(drawn)) == 9
 
 
 def test_parameters_are_those_of_the_call_and_calls_leave_nothing_behind():
-    (engine, params), rows = sampler(), prompts(3, 5)
-    first = generate((engine, params), rows)
+    (engine, params), rows = drawing.sampler(), drawing.prompts(3, 5)
+    first = drawing.generate((engine, params), rows)
     draw = torch.Generator().manual_seed(0)
     other = {n: p + torch.randn(p.shape, generator=draw, dtype=p.dtype) for n, p in params.items()}
-    moved = generate((engine, other), rows[:1], num_samples=3)
-    again = generate((engine, params), rows)
-    assert not same(moved[0][0], first[0][0])
+    moved = drawing.generate((engine, other), rows[:1], num_samples=3)
+    again = drawing.generate((engine, params), rows)
+    assert not drawing.same(moved[0][0], first[0][0])
     assert all(
-        same(a, b) for left, right in zip(first, again, strict=True) for a, b in zip(left, right, strict=True)
+        drawing.same(a, b)
+        for left, right in zip(first, again, strict=True)
+        for a, b in zip(left, right, strict=True)
     )
     assert all(p.is_meta for p in engine.model.module.parameters())
 
 
 def test_any_of_several_end_ids_ends_a_completion_and_is_part_of_it():
-    got = generate(chain({2: 3, 3: 9, 9: 5, 5: 5}), [np.array([2])], temperature=0.0, stop_ids=(7, 9))[0]
+    got = drawing.generate(
+        drawing.chain({2: 3, 3: 9, 9: 5, 5: 5}), [np.array([2])], temperature=0.0, stop_ids=(7, 9)
+    )[0]
     assert all(c.tokens.tolist() == [3, 9] and c.ended for c in got)
 
 
 def test_without_an_end_a_completion_is_cut_off_at_max_tokens():
-    got = generate(
-        chain({2: 3, 3: 9, 9: 5, 5: 5}), [np.array([2])], temperature=0.0, stop_ids=(7,), max_tokens=4
+    got = drawing.generate(
+        drawing.chain({2: 3, 3: 9, 9: 5, 5: 5}), [np.array([2])], temperature=0.0, stop_ids=(7,), max_tokens=4
     )[0]
     assert all(c.tokens.tolist() == [3, 9, 5, 5] and not c.ended for c in got)
 
 
 def test_a_stop_string_ends_a_completion_with_the_token_that_completes_it():
-    engine, params = chain({2: 3, 3: 9, 9: 5, 5: 5})
+    engine, params = drawing.chain({2: 3, 3: 9, 9: 5, 5: 5})
     reading = (attrs.evolve(engine, decode=lambda ids: "".join(chr(96 + i) for i in ids)), params)
-    got = generate(reading, [np.array([2])], temperature=0.0, stop_strings=("zz", "ie"))[0]
+    got = drawing.generate(reading, [np.array([2])], temperature=0.0, stop_strings=("zz", "ie"))[0]
     assert all(c.tokens.tolist() == [3, 9, 5] and c.ended for c in got)
 
 
 def test_no_tokens_are_drawn_where_none_are_wanted():
-    got = generate(ENGINE, prompts(3), max_tokens=0)[0]
+    got = drawing.generate(ENGINE, drawing.prompts(3), max_tokens=0)[0]
     assert [(len(c.tokens), len(c.logprobs), len(c.kept), c.ended) for c in got] == [(0, 0, 0, False)] * 2
 
 
 def test_a_completion_is_cut_off_at_what_the_model_holds():
-    got = generate(sampler("gpt2"), prompts(60, 3), max_tokens=8)
+    got = drawing.generate(drawing.sampler("gpt2"), drawing.prompts(60, 3), max_tokens=8)
     assert [[len(c.tokens) for c in group] for group in got] == [[4, 4], [8, 8]]
 
 
@@ -280,24 +232,24 @@ def test_a_completion_is_cut_off_at_what_the_model_holds():
 )
 def test_what_cannot_be_drawn_is_refused(row, numbers, message):
     with pytest.raises(ValueError, match=message):
-        generate(ENGINE, [row], [17], **numbers)
+        drawing.generate(ENGINE, [row], [17], **numbers)
 
 
 def test_logits_that_are_not_finite_are_told():
-    engine, params = sampler()
+    engine, params = drawing.sampler()
     broken = {n: torch.full_like(p, torch.nan) if "norm" in n else p for n, p in params.items()}
     with pytest.raises(
         ValueError, match=r"prompt 17: the model's logits are not finite after 0 drawn tokens"
     ):
-        generate((engine, broken), prompts(3), [17])
+        drawing.generate((engine, broken), drawing.prompts(3), [17])
 
 
 def test_an_attention_that_does_not_know_its_layer_is_refused(monkeypatch):
-    engine, params = sampler()
+    engine, params = drawing.sampler()
     for layer in engine.model.module.model.layers:
         monkeypatch.delattr(layer.self_attn, "layer_idx")
     with pytest.raises(ValueError, match="no layer_idx"):
-        generate((engine, params), prompts(3))
+        drawing.generate((engine, params), drawing.prompts(3))
 
 
 def test_the_sampler_is_an_engine():

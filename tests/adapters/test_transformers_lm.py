@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from adapters import loading, transformers_lm, tree_attention
+from core import blocks
 from tests import paths
 from tests.adapters import zoo
 
@@ -116,6 +117,34 @@ def test_recomputing_layers_changes_no_bit_with_parameters_that_are_not_the_modu
         calls.append(sum(route.calls for route in routes))
     assert calls == [2, 4]
     assert all(torch.equal(found[0][n], found[1][n]) for n in found[0])
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt2", "phi3", "gpt_oss"])
+def test_keeping_what_attention_gave_changes_no_gradient_and_runs_attention_once(kind, monkeypatch):
+    ran = []
+    kernel = blocks.HOST._replace(walk=lambda *given: (ran.append(1), blocks.HOST.walk(*given))[1])
+    monkeypatch.setattr(blocks, "KERNELS", {"cpu": kernel})
+    counts, found = {}, {}
+    for mode in (False, True, "selective"):
+        model, params = bound(kind, gradient_checkpointing=mode)
+        ran.clear()
+        found[mode] = model.pull_back(moved(params), zoo.packed(zoo.rows()), 0, zoo.nll)[2]
+        counts[mode] = len(ran)
+    assert zoo.gap(found["selective"], found[False]) <= 1e-12
+    # A walk forward and one backward a layer; full recomputation walks forward once more.
+    layers = 0 if kind == "gemma2" else 2  # its cap keeps it on the dense mask
+    assert counts == {False: 2 * layers, True: 3 * layers, "selective": 2 * layers}
+
+
+def test_keeping_what_attention_gave_holds_in_pieces_in_chunks_and_under_dropout():
+    for options, changes in (({"dropout": True}, DROPOUT), ({"feed_forward_chunk": 4}, {})):
+        found = []
+        for mode in (False, "selective"):
+            model, params = bound("gpt2", gradient_checkpointing=mode, changes=changes, **options)
+            pack = zoo.packed(zoo.rows(), budget=9)
+            assert len(pack.pieces) > 1
+            found.append(model.pull_back(moved(params), pack, 3, zoo.nll)[2])
+        assert zoo.gap(found[1], found[0]) <= 1e-12
 
 
 def test_an_evaluation_in_between_leaves_recomputation_on(monkeypatch):

@@ -1,0 +1,53 @@
+"""Activations that wait for the backward in host memory."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SMALLEST = 1 << 16
+"""Bytes below which a tensor stays: moving it would take longer than its memory is worth."""
+
+
+@contextlib.contextmanager
+def to_host(params: Mapping[str, Tensor]) -> Iterator[None]:
+    """Keep what the forward saves for the backward in host memory until the backward asks for it.
+
+    Parameters stay where they are: they take no further memory. On the device's own stream a copy is made
+    before the memory is given away, and back before it is read, so nothing need be waited for. On the host
+    itself everything stays.
+
+    Args:
+        params: what is swapped in.
+    """
+    with torch.autograd.graph.saved_tensors_hooks(*ways(params, moved=True)):
+        yield
+
+
+def ways(
+    params: Mapping[str, Tensor], *, moved: bool
+) -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
+    """Return how a tensor leaves and how it comes back; Args as of `to_host`; unmoved, it stays."""
+    own = {p.untyped_storage().data_ptr() for p in params.values()}
+    return (lambda saved: _leave(saved, own) if moved else saved.detach()), _come_back
+
+
+def _leave(saved: Tensor, own: set[int]) -> Any:
+    """Return a copy on the host and where it came from, or the tensor itself."""
+    stays = saved.device.type == "cpu" or saved.nbytes < SMALLEST
+    if stays or saved.untyped_storage().data_ptr() in own:
+        # Detached: an output that is saved by its own node would otherwise hold itself.
+        return saved.detach()
+    pinned = saved.device.type == "cuda"
+    host = torch.empty(saved.shape, dtype=saved.dtype, pin_memory=pinned)
+    return saved.device, host.copy_(saved, non_blocking=pinned)
+
+
+def _come_back(left: Any) -> Tensor:
+    """Return a tensor to where it came from."""
+    if isinstance(left, Tensor):
+        return left
+    device, host = left
+    return host.to(device, non_blocking=device.type == "cuda")

@@ -1,0 +1,71 @@
+"""Merge an adapter into its base: `python -m shell.merge ADAPTER OUTPUT_DIR [--dtype float32]`."""
+
+import pathlib
+import sys
+from collections.abc import Sequence
+
+import attrs
+
+from shell import adapter, config, entry, mistake, options
+
+USAGE = "python -m shell.merge ADAPTER OUTPUT_DIR [--dtype float32]"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the base with the adapter in its weights; the exit status is returned."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    return entry.guarded(lambda: run(words))
+
+
+def run(words: Sequence[str]) -> int:
+    """Read the words, then load torch and merge."""
+    if words[:1] in (["-h"], ["--help"], ["help"]):
+        print(
+            f"usage: {USAGE}\n\nADAPTER is a folder in PEFT's format, such as a run's model/. The sum is "
+            "made in float32 and written in --dtype, the base's own when not set; it loads without PEFT."
+        )
+        return 0
+    if len(words) < 2 or words[0].startswith("-") or words[1].startswith("-"):
+        raise mistake.Mistake(f"{' '.join(words) or 'nothing'} came; {USAGE} was wanted.")
+    source, place = pathlib.Path(words[0]), pathlib.Path(words[1])
+    if not adapter.is_one(source):
+        inside = source / "model"
+        hint = f" Did you mean {inside}?" if adapter.is_one(inside) else ""
+        raise mistake.Mistake(f"{source} is no adapter: a folder with {adapter.CONFIG} was wanted.{hint}")
+    if place.exists() and any(place.iterdir()):
+        raise mistake.Mistake(f"{place} is not empty; name a folder that is, or a new one.")
+    asked = ["--model", str(source), "--dataset", "demo", "--output_dir", str(place), *words[2:]]
+    chosen = config.parse(["sft", *asked]).options
+    merge(chosen, place, scalar=adapter.read(source).scalar)
+    print(f"the merged model is in {place}")
+    return 0
+
+
+def merge(chosen: options.Options, folder: pathlib.Path, *, scalar: bool) -> None:
+    """Write the model that an adapter and its base are together.
+
+    Args:
+        chosen: whose `model` and `init_from` they are.
+        folder: to write to.
+        scalar: it is a reward model.
+
+    Raises:
+        mistake.Mistake: the base cannot be loaded, or is not that of the adapter.
+    """
+    from adapters import cpu, lora  # torch: only after the options are right
+    from shell import chat, choose, low_rank
+
+    if chosen.dtype == "auto":
+        named = str(choose.config(chosen).dtype or "float32").removeprefix("torch.")
+        chosen = attrs.evolve(chosen, dtype="float32" if named == "float16" else named)
+    model, params = choose.model(chosen, cpu.DEVICE, scalar=scalar, training=False)
+    params = low_rank.read(model, params, pathlib.Path(str(chosen.init_from)))
+    tokenizer = choose.tokenizer(chosen)
+    if scalar:
+        tokenizer.pad_token_id = model.module.config.pad_token_id = chat.spare_id(tokenizer)
+    lora.save_merged(model, params, str(folder))
+    tokenizer.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""At planned sizes each algorithm gives the loss, metrics and gradients that it gives without them."""
+
+import attrs
+import hypothesis
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import strategies as st
+
+from adapters import loading, teacher, tree_attention
+from core import algorithms, check, metrics, pack, steps
+from core import padded as padding
+from core.plan import padding as ladders
+from core.plan import sample, sizes
+
+ALL = {n: a for n, a in vars(algorithms).items() if isinstance(a, algorithms.Algorithm)}
+ALL |= {f"{name} preference": one for name, one in algorithms.preferences.items()}
+EACH = pytest.mark.parametrize("algorithm", ALL.values(), ids=ALL)
+SHAPE = {
+    "vocab_size": 11,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+FEW = hypothesis.settings(max_examples=12)
+PLANNED = sizes.Sizes(nodes=(12, 24, 48, 128), edges=(8, 24, 48, 128))
+
+
+def bound(kind, seed=0, **options):
+    torch.manual_seed(seed)
+    described = transformers.LlamaConfig(**SHAPE, initializer_range=0.5, num_labels=1)
+    module = kind.from_config(described, dtype=torch.float64, attn_implementation=tree_attention.NAME)
+    return loading.bind(module, **options)
+
+
+WORDS, WORD_PARAMS = bound(transformers.AutoModelForCausalLM)
+VALUES, VALUE_PARAMS = bound(transformers.AutoModelForSequenceClassification)
+
+
+def model(algorithm):
+    """Return what scores for an algorithm: words, values, or words beside a teacher's."""
+    if "values" in algorithm.needs:
+        return VALUES, VALUE_PARAMS
+    if "divergences" in algorithm.needs:
+        other, params = bound(transformers.AutoModelForCausalLM, seed=1)
+        return attrs.evolve(WORDS, teacher=teacher.Teacher(model=other, params=params, beta=0.5)), WORD_PARAMS
+    return WORDS, WORD_PARAMS
+
+
+def plain(parts, algorithm):
+    counts = pack.count([s for part in parts for s in part])
+    return [pack.build(part, counts, needs=algorithm.reads, dtype=torch.float64) for part in parts]
+
+
+def at_sizes(parts, algorithm, *, budget=128, share=True, planned=PLANNED):
+    counts = pack.count([s for part in parts for s in part])
+    return [
+        padding.build(
+            part,
+            counts,
+            planned=planned,
+            budget=budget,
+            share=share,
+            needs=algorithm.reads,
+            dtype=torch.float64,
+        )
+        for part in parts
+    ]
+
+
+def assert_same(algorithm, got, want):
+    """Loss, metrics and gradients of a step over two ways of packing it."""
+    ran, params = model(algorithm)
+    found = [steps.loss_and_grad(ran, algorithm, params, packs, 0) for packs in (got, want)]
+    (value, means, grads), (true_value, true_means, true_grads) = found
+    scale = max(abs(true_value.item()), *(g.norm().item() for g in true_grads.values()), 1e-12)
+    assert abs(value - true_value) <= 1e-10 * scale
+    for name, grad in true_grads.items():
+        assert (grads[name] - grad).norm() <= 1e-10 * max(grad.norm().item(), 1e-3 * scale), name
+    assert metrics.values(means) == pytest.approx(metrics.values(true_means), rel=1e-9, abs=1e-12)
+    scored = [steps.evaluate(ran, algorithm, params, packs)[0].item() for packs in (got, want)]
+    assert scored[0] == pytest.approx(scored[1], rel=1e-10)
+
+
+@EACH
+def test_a_padded_step_is_the_step(algorithm):
+    samples = check.draw(algorithm, 0)
+    parts = check.units(algorithm, samples)
+    assert_same(algorithm, at_sizes(parts, algorithm), plain(parts, algorithm))
+
+
+@EACH
+def test_a_step_over_the_budget_runs_in_several_padded_forests(algorithm):
+    samples = check.draw(algorithm, 0)
+    packs = at_sizes([samples], algorithm, budget=13)
+    assert len(packs[0].padded) > 1
+    assert_same(algorithm, packs, plain([samples], algorithm))
+
+
+def rows(lengths, *, trained=1.0, seed=0):
+    """Draw samples of these lengths that train a part of their tokens."""
+    draw = np.random.default_rng(seed)
+    made = []
+    for i, length in enumerate(lengths):
+        mask = draw.random(length) < trained
+        mask[0], mask[-1] = False, True
+        made.append(sample.Sample(tokens=draw.integers(0, 11, length), trained=mask, unit=i))
+    return made
+
+
+def test_a_row_of_5_padded_to_128_is_the_row():
+    wide = sizes.Sizes(nodes=(128,), edges=(128,))
+    packs = at_sizes([rows([5])], algorithms.sft, planned=wide)
+    assert len(packs[0].padded[0].tokens) == len(packs[0].padded[0].edge_nodes) == 128
+    assert_same(algorithms.sft, packs, plain([rows([5])], algorithms.sft))
+
+
+@FEW
+@hypothesis.given(
+    lengths=st.lists(st.integers(2, 40), min_size=1, max_size=5),
+    trained=st.sampled_from([0.0, 0.3, 1.0]),
+    share=st.booleans(),
+    budget=st.sampled_from([40, 48, 300]),
+)
+def test_any_lengths_and_masks_are_padded_exactly_and_stay_within_the_plan(lengths, trained, share, budget):
+    ladder = ladders.ladder(budget, multiple=16)
+    planned = sizes.Sizes(nodes=ladder, edges=ladder)
+    samples = rows(lengths, trained=trained)
+    packs = at_sizes([samples], algorithms.sft, budget=budget, share=share, planned=planned)
+    for part in packs[0].padded:
+        assert (len(part.tokens), len(part.edge_nodes)) in zip(ladder, ladder, strict=True)
+        assert len(part.table) == 2 * len(part.tokens)
+    assert_same(algorithms.sft, packs, plain([samples], algorithms.sft))
+
+
+def test_37_trained_tokens_give_loss_accuracy_and_entropy_of_the_unpadded_row():
+    row = rows([38])
+    assert row[0].trained.sum() == 37
+    in_chunks = sizes.Sizes(nodes=(48,), edges=(48,))
+    assert_same(
+        algorithms.sft, at_sizes([row], algorithms.sft, planned=in_chunks), plain([row], algorithms.sft)
+    )
+
+
+def test_two_micro_batches_at_one_size_are_one_step():
+    samples = rows([7, 30, 12, 21])
+    halves = [samples[:2], samples[2:]]
+    packs = at_sizes(halves, algorithms.sft, planned=sizes.Sizes(nodes=(48,), edges=(48,)))
+    assert {len(part.tokens) for each in packs for part in each.padded} == {48}
+    assert_same(algorithms.sft, packs, plain([samples], algorithms.sft))
+
+
+def test_a_rank_without_work_gives_nothing_and_runs_nothing():
+    samples = rows([9])
+    counts = pack.count(samples)
+    empty = padding.build([], counts, planned=PLANNED, budget=128, dtype=torch.float64)
+    value, _, grads = steps.loss_and_grad(WORDS, algorithms.sft, WORD_PARAMS, [empty], 0)
+    assert value == 0
+    assert all(not grad.any() for grad in grads.values())
+
+
+def test_a_sample_longer_than_a_forward_is_refused_by_its_length():
+    with pytest.raises(ValueError, match="a sample has 60 tokens; at planned sizes one forward holds 48"):
+        at_sizes([rows([60, 9])], algorithms.sft, budget=48)
+
+
+def test_a_forward_larger_than_the_plan_is_refused():
+    with pytest.raises(ValueError, match="the largest planned size is 128 with 128"):
+        at_sizes([rows([200])], algorithms.sft, budget=300)
+
+
+def test_padding_reads_no_position_that_the_true_tokens_do_not():
+    each = at_sizes([rows([5, 3])], algorithms.sft)[0].padded[0]
+    assert int(each.depths.max()) == 4
+    assert each.pieces == ((0, 8),)
+
+
+def test_the_kinds_of_attention_agree_on_padding():
+    samples = rows([20, 9])
+    found = []
+    for kind in ("rectangles", "mask"):
+        ran = attrs.evolve(WORDS, attention=kind)
+        packs = at_sizes([samples], algorithms.sft)
+        found.append(steps.loss_and_grad(ran, algorithms.sft, WORD_PARAMS, packs, 0))
+    assert found[0][0] == pytest.approx(found[1][0].item(), rel=1e-12)
+    for name, grad in found[0][2].items():
+        torch.testing.assert_close(grad, found[1][2][name], rtol=1e-9, atol=1e-12)
+        assert grad.isfinite().all()
