@@ -18,7 +18,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from adapters import transformers_lm, tree_attention
-from core import pack, ports
+from core import head, pack, ports
 from core.plan import pieces, prefix_tree, sample
 
 # Merging what is shared costs a product of its own in each layer of each step, so it must save something.
@@ -68,7 +68,7 @@ def prefill(
     share = len(tree.tokens) <= _WORTH * sum(map(len, prompts))
     if not share:
         tree = prefix_tree.build(prompts, share=False)
-    device = next(iter(params.values())).device
+    device = next(iter((params or model.frozen).values())).device
     untrained = [sample.Sample(tokens=p, trained=np.zeros(len(p), np.bool_)) for p in prompts]
     each = pack.build(untrained, pack.count(untrained), share=share, budget=budget, device=device)
     layers: dict[int, tree_attention.KeysValues] = {}
@@ -87,6 +87,65 @@ def prefill(
         last.append(hidden.index_select(0, torch.from_numpy(own).to(device)))
     places = torch.from_numpy(np.searchsorted(ends, tree.leaves)).to(device)
     return Prompts(tree=tree, layers=layers), torch.cat(last).index_select(0, places)
+
+
+def logits(
+    model: transformers_lm.TransformersLM, hidden: Float[Tensor, "rows hidden"]
+) -> Float[Tensor, "rows vocab"]:
+    """Return logits before the temperature, inside a run of the model."""
+    hidden, weight, bias = model.head(hidden)
+    return head.logits(hidden, weight, bias, attrs.evolve(model.shape, temperature=1.0))
+
+
+class Steps:
+    """Some groups' completions, step by step; rows are in the order of their prompts' nodes.
+
+    Attributes:
+        order: which completion each row is, counted through the groups.
+    """
+
+    order: Int64[np.ndarray, " rows"]
+
+    def __init__(
+        self,
+        model: transformers_lm.TransformersLM,
+        params: ports.Params,
+        prompts: Sequence[Int64[np.ndarray, " length"]],
+        num_samples: int,
+        *,
+        limit: int,
+        budget: int,
+    ) -> None:
+        """Run the prompts, inside a run of the model.
+
+        Args:
+            model: runs them.
+            params: what is swapped in.
+            prompts: token ids; none is empty.
+            num_samples: completions of each.
+            limit: most tokens of a completion.
+            budget: most nodes in one forward.
+        """
+        self._model, self._params = model, params
+        past, self._hidden = prefill(model, params, prompts, budget=budget)
+        leaves = np.repeat(past.tree.leaves, num_samples)
+        self.order = np.argsort(leaves, kind="stable")
+        self._decode = Decode(past, leaves[self.order], limit=limit)
+        self._owners = self.order // num_samples
+
+    def first(self) -> Float[Tensor, "rows vocab"]:
+        """Return the logits of every row's first token."""
+        owners = torch.from_numpy(self._owners).to(self._hidden.device)
+        return logits(self._model, self._hidden).index_select(0, owners)
+
+    def next(self, tokens: Int64[np.ndarray, " rows"]) -> Float[Tensor, "rows vocab"]:
+        """Take the rows' newest tokens and return the logits of those after them."""
+        self._decode.advance(torch.from_numpy(tokens).to(self._hidden.device))
+        return logits(self._model, self._model.hidden(self._decode, self._params))
+
+    def keep(self, rows: Int64[np.ndarray, " kept"]) -> None:
+        """Let all rows go but these, ascending."""
+        self._decode.keep(rows)
 
 
 class Decode:

@@ -10,12 +10,8 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from core import ports
+from core import keys, ports
 
-# SplitMix64 (Steele, Lea, Flood 2014): the increment, and its finalizer's two factors and three shifts.
-_GAMMA = 0x9E3779B97F4A7C15
-_FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-_SHIFTS = (30, 27, 31)
 _FIRST_SEARCH = 256
 
 
@@ -37,7 +33,7 @@ def uniforms(
 
         h = 0;  for each word: h = mix(h ^ word);  u = floor(h / 2^12) / 2^52
 
-    where `mix` is a step of SplitMix64, a bijection of 64 bits: draws whose names differ in one word never
+    where `mix` is `core.keys.mixed`, a bijection of 64 bits: draws whose names differ in one word never
     share a hash.
 
     Args:
@@ -51,11 +47,7 @@ def uniforms(
     """
     state = np.zeros(len(numbers), np.uint64)
     for word in (np.int64(key), numbers, samples, np.int64(position)):
-        state = state ^ np.asarray(word, np.int64).astype(np.uint64)
-        state = state + np.uint64(_GAMMA)
-        for shift, factor in zip(_SHIFTS, _FACTORS, strict=False):
-            state = (state ^ (state >> np.uint64(shift))) * np.uint64(factor)
-        state = state ^ (state >> np.uint64(_SHIFTS[-1]))
+        state = keys.mixed(state ^ np.asarray(word, np.int64).astype(np.uint64))
     return (state >> np.uint64(12)).astype(np.float64) * 2.0**-52
 
 

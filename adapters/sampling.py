@@ -3,17 +3,17 @@
 A draw is named by (key, prompt number, sample, position), whatever else is in the call. A prompt runs once.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from adapters import cache, draws, endings, packing, transformers_lm
-from core import head, ports
+from adapters import cache, draws, endings, packing, shards, static_cache, transformers_lm
+from core import ports
 
 # Packing takes as long as ten to twenty steps save by it.
 _WORTH_PACKING = 24
@@ -26,14 +26,18 @@ class Sampler:
     Attributes:
         model: what is drawn from. The temperature of its head is not read: that of the sampling is.
         decode: token ids to text; read only where there are stop strings.
-        max_samples: most completions that are drawn at a time, but for a larger group, which stays together.
-        prefill_budget: most tokens of prompts in one forward.
+        static: the shapes of everything, for devices that compile each new one. None: shapes follow what is
+            drawn, and what prompts share runs once.
+        max_samples: most completions that are drawn at a time, but for a larger group, which stays together;
+            where shapes are static, their rows are.
+        prefill_budget: most tokens of prompts in one forward; where shapes are static, their chunk is.
         packing_bytes: most memory for a second copy of weights in a layout that makes steps faster; see
             `adapters.packing`. 0: none.
     """
 
     model: transformers_lm.TransformersLM
     decode: endings.Decoder | None = None
+    static: static_cache.Shapes | None = attrs.field(default=None, kw_only=True)
     max_samples: int = attrs.field(default=256, kw_only=True)
     prefill_budget: int = attrs.field(default=4096, kw_only=True)
     packing_bytes: int = attrs.field(default=1 << 32, kw_only=True)
@@ -50,31 +54,66 @@ class Sampler:
     ) -> list[list[ports.Completion]]:
         """Draw completions of prompts; see `core.ports.Engine`.
 
-        A completion that reaches what the model holds is cut off there.
+        A completion that reaches what the model, or a row of static shapes, holds is cut off there.
 
         Raises:
-            ValueError: a prompt is empty or leaves no room in what the model holds, the sampling's numbers
-                make no sense, or the model's logits are not finite.
+            ValueError: a prompt is empty or leaves no room in what the model holds, a group is larger than
+                the rows of static shapes, the sampling's numbers make no sense, or the model's logits are not
+                finite.
         """
+        if self.model.sharding is not None:  # how often a process steps hangs on what it draws
+            model, whole = shards.joined(self.model, params, device=None)
+            asked = {"num_samples": num_samples, "sampling": sampling, "key": key}
+            return attrs.evolve(self, model=model).generate(whole, prompts, numbers, **asked)
         _check(sampling, self.decode)
-        limit = _limit(self.model)
+        limit, holder = _limit(self.model, self.static)
         for prompt, number in zip(prompts, numbers, strict=True):
-            _check_prompt(prompt, number, limit)
-        if num_samples < 1 or sampling.max_tokens == 0:
+            _check_prompt(prompt, number, limit, holder)
+        if num_samples < 1 or sampling.max_tokens == 0 or not prompts:
             return [[_nothing() for _ in range(num_samples)] for _ in prompts]
         found: list[list[ports.Completion]] = []
         with torch.no_grad(), self.model.running(params, None):
-            waves = list(_waves(len(prompts), max(1, self.max_samples // num_samples)))
+            waves = list(_waves(len(prompts), max(1, self._rows(num_samples) // num_samples)))
             stepping = self._packed(params, len(waves) * sampling.max_tokens, num_samples * len(prompts))
+            held = None if self.static is None else self.static.empty(self.model, params)
             for wave in waves:
-                drawing = _Drawing(self, params, prompts[wave], numbers[wave], num_samples, sampling, key)
+                room = np.array([min(sampling.max_tokens, limit - len(p)) for p in prompts[wave]], np.int64)
+                steps = self._steps(params, prompts[wave], num_samples, held, int(room.max()))
+                drawing = _Drawing(steps.order, numbers[wave], num_samples, sampling, self.decode, key)
                 with self.model.swap(stepping):
-                    found += drawing.completions(limit)
+                    found += drawing.completions(steps, room)
         return found
+
+    def _rows(self, num_samples: int) -> int:
+        """Return how many completions are drawn side by side."""
+        if self.static is None:
+            return self.max_samples
+        if num_samples > self.static.rows:
+            raise ValueError(
+                f"{num_samples} completions of a prompt came; the static cache has {self.static.rows} rows, "
+                "and a group stays together. Make it larger."
+            )
+        return self.static.rows
+
+    def _steps(
+        self,
+        params: ports.Params,
+        prompts: Sequence[np.ndarray],
+        num_samples: int,
+        held: static_cache.Held | None,
+        limit: int,
+    ) -> cache.Steps | static_cache.Steps:
+        """Run the prompts of a wave."""
+        if self.static is None or held is None:
+            return cache.Steps(
+                self.model, params, prompts, num_samples, limit=limit, budget=self.prefill_budget
+            )
+        return static_cache.Steps(self.static, held, self.model, prompts, num_samples)
 
     def _packed(self, params: ports.Params, num_steps: int, num_rows: int) -> ports.Params:
         """Return the parameters that steps run with, packed where there are enough of them."""
-        if num_steps < _WORTH_PACKING:
+        compiled = self.static is not None and self.static.compiled is not None
+        if num_steps < _WORTH_PACKING or compiled or self.model.autocast is not None:
             return params
         rows = min(num_rows, self.max_samples)
         return packing.packed(self.model, params, rows=rows, max_bytes=self.packing_bytes)
@@ -83,65 +122,56 @@ class Sampler:
 class _Drawing:
     """Some groups, drawn side by side; inside a run of the model.
 
-    A row is a completion, in the order of the prompts' nodes; `live` are the rows that the cache still holds,
-    `active` says which of these have not ended.
+    A row is a completion, in the order of the steps; `live` are the rows that these still hold, `active` says
+    which of these have not ended.
     """
 
     def __init__(
         self,
-        sampler: Sampler,
-        params: ports.Params,
-        prompts: Sequence[np.ndarray],
+        order: np.ndarray,
         numbers: Sequence[int],
         num_samples: int,
         sampling: ports.Sampling,
+        decode: endings.Decoder | None,
         key: int,
     ) -> None:
-        self._model, self._params, self._sampling, self._key = sampler.model, params, sampling, key
-        self._stops = (frozenset(sampling.stop_ids), sampling.stop_strings, sampler.decode)
-        self._prompts, self._num_samples = prompts, num_samples
-        self._past, self._hidden = cache.prefill(
-            sampler.model, params, prompts, budget=sampler.prefill_budget
-        )
-        leaves = np.repeat(self._past.tree.leaves, num_samples)
-        self._order = np.argsort(leaves, kind="stable")
-        self._leaves = leaves[self._order]
-        self._owners, self._samples = np.divmod(self._order, num_samples)
+        self._sampling, self._key = sampling, key
+        self._stops = (frozenset(sampling.stop_ids), sampling.stop_strings, decode)
+        self._order, self._num_samples = order, num_samples
+        self._owners, self._samples = np.divmod(order, num_samples)
         self._numbers = np.asarray(numbers, np.int64)[self._owners]
-        self._tokens: list[list[int]] = [[] for _ in self._order]
-        self._logprobs: list[list[float]] = [[] for _ in self._order]
-        self._kept: list[list[float]] = [[] for _ in self._order]
-        self._ended = np.zeros(len(self._order), np.bool_)
+        self._tokens: list[list[int]] = [[] for _ in order]
+        self._logprobs: list[list[float]] = [[] for _ in order]
+        self._kept: list[list[float]] = [[] for _ in order]
+        self._ended = np.zeros(len(order), np.bool_)
 
-    def completions(self, limit: int | None) -> list[list[ports.Completion]]:
+    def completions(
+        self, steps: cache.Steps | static_cache.Steps, room: np.ndarray
+    ) -> list[list[ports.Completion]]:
         """Draw until all have ended or are cut off; in the order of the prompts.
 
         Args:
-            limit: most tokens that the model holds.
+            steps: give logits.
+            room: most tokens of the completions of each prompt.
         """
-        lengths = np.array([len(p) for p in self._prompts], np.int64)[self._owners]
-        room = np.full(len(lengths), self._sampling.max_tokens, np.int64)
-        if limit is not None:
-            room = np.minimum(room, limit - lengths)
-        step = cache.Decode(self._past, self._leaves, limit=int(room.max()))
-        live, active = np.arange(len(lengths)), np.ones(len(lengths), np.bool_)
-        owners = torch.from_numpy(self._owners).to(self._hidden.device)
-        logits = self._logits(self._hidden).index_select(0, owners)
+        room = room[self._owners]
+        live, active = np.arange(len(room)), np.ones(len(room), np.bool_)
+        logits = steps.first()
         for position in range(int(room.max())):
             tokens = self._take(logits, live, active, position)
-            active &= ~self._ended[live] & (room[live] > position + 1)
+            full = room[live] == position + 1
+            active &= ~self._ended[live] & ~full
             if not active.any():
                 break
-            if 4 * active.sum() <= 3 * len(active):
+            # Few that ended cost less than letting them go; one that is full has no position to go on at.
+            if full.any() or 4 * active.sum() <= 3 * len(active):
                 kept = np.flatnonzero(active)
-                step.keep(kept)
-                live, active = live[kept], active[kept]
-                tokens = tokens.index_select(0, torch.from_numpy(kept).to(tokens.device))
-            step.advance(tokens)
-            logits = self._logits(self._model.hidden(step, self._params))
+                steps.keep(kept)
+                live, active, tokens = live[kept], active[kept], tokens[kept]
+            logits = steps.next(tokens)
         return self._grouped()
 
-    def _take(self, logits: Tensor, live: np.ndarray, active: np.ndarray, position: int) -> Tensor:
+    def _take(self, logits: Tensor, live: np.ndarray, active: np.ndarray, position: int) -> np.ndarray:
         """Draw a token of each live row and note it for those that are active."""
         numbers = draws.uniforms(self._key, self._numbers[live], self._samples[live], position)
         drawn = draws.draw(logits, numbers, self._sampling)
@@ -158,13 +188,7 @@ class _Drawing:
             self._logprobs[row].append(logprob)
             self._kept[row].append(kept)
             self._ended[row] = endings.ends(self._tokens[row], *self._stops)
-        return drawn.tokens
-
-    def _logits(self, hidden: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
-        """Return logits before the temperature."""
-        output: Any = self._model.module.get_output_embeddings()
-        shape = attrs.evolve(self._model.shape, temperature=1.0)
-        return head.logits(hidden, output.weight, getattr(output, "bias", None), shape)
+        return np.array(noted[0], np.int64)
 
     def _grouped(self) -> list[list[ports.Completion]]:
         """Return the completions by prompt and sample."""
@@ -185,19 +209,22 @@ def _waves(num_prompts: int, size: int) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, num_prompts, size))
 
 
-def _limit(model: transformers_lm.TransformersLM) -> int | None:
-    """Return how many tokens the model holds; None: nothing says."""
+def _limit(model: transformers_lm.TransformersLM, static: static_cache.Shapes | None) -> tuple[int, str]:
+    """Return how many tokens there is room for, and what has no more."""
     held = getattr(model.module.config.get_text_config(), "max_position_embeddings", None)
-    return min((n for n in (held, model.max_length) if n), default=None)
+    own = min((n for n in (held, model.max_length) if n), default=sys.maxsize)
+    if static is None or own <= static.length:
+        return own, "the model"
+    return static.length, "a row of the static cache"
 
 
-def _check_prompt(prompt: np.ndarray, number: int, limit: int | None) -> None:
+def _check_prompt(prompt: np.ndarray, number: int, limit: int, holder: str) -> None:
     """Refuse a prompt after which nothing can be drawn."""
     if not len(prompt):
         raise ValueError(f"prompt {number} has no tokens; a completion needs one at least. Drop the prompt.")
-    if limit is not None and len(prompt) >= limit:
+    if len(prompt) >= limit:
         raise ValueError(
-            f"prompt {number} has {len(prompt)} tokens; the model holds {limit}, the completion included. "
+            f"prompt {number} has {len(prompt)} tokens; {holder} holds {limit}, the completion included. "
             "Drop the prompt or cut it."
         )
 

@@ -3,7 +3,7 @@
 import torch
 import transformers
 
-from core.plan import cost
+from core.plan import cost, spans
 
 
 def shape(
@@ -34,3 +34,15 @@ def shape(
         gated=any("gate" in name for name in names),
         element_bytes=dtype.itemsize,
     )
+
+
+def rates(config: transformers.PretrainedConfig, price: spans.Price) -> spans.Rates:
+    """Return what blocks of attention cost a model.
+
+    Args:
+        config: of a causal language model.
+        price: of its device.
+    """
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    return spans.rates(price, heads=heads, width=getattr(text, "head_dim", None) or text.hidden_size // heads)

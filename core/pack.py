@@ -130,7 +130,10 @@ class Pack:
         term_edges: the edge of each row; rows that share a token share an edge.
         batch: what the loss sees.
         slopes: the gradient by each edge's log-probability where the loss is linear in them; None: not known.
+        taught: a teacher's last hidden state at each edge, for `divergences`; None: not known.
         needs: fields of Scores that are asked for beside `logprobs`.
+        padded: the same forest, or parts of it, at planned sizes: what runs in its place. The rest is then on
+            the host, and scores come back to it; see `core.padded`.
         pieces: contiguous spans of nodes that run through the model one at a time; one span when all fits.
         max_depth: the largest of `depths`.
     """
@@ -145,6 +148,8 @@ class Pack:
     term_edges: Int[Tensor, " terms"]
     batch: Batch
     slopes: Float[Tensor, " edges"] | None = None
+    taught: Float[Tensor, "edges teacher_hidden"] | None = None
+    padded: "tuple[Pack, ...]" = ()
     needs: tuple[str, ...] = record.static(default=())
     pieces: tuple[tuple[int, int], ...] = record.static(default=())
     max_depth: int = record.static(default=0)

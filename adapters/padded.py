@@ -1,0 +1,107 @@
+"""A pack at planned sizes: its forests run on the device, its table and its loss stay on the host.
+
+One forest is run once. Of several, none can be pulled back before the loss has seen them all: each runs
+without gradients, the loss is differentiated by the scores at their edges, a small table, and each runs
+again.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from core import metrics, pack
+
+Fields = Mapping[str, Tensor]
+Run = Callable[[int], Fields]
+"""Number of a forest to the fields at its edges, padding among them, on the device."""
+
+
+def fields(each: pack.Pack, run: Run) -> dict[str, Tensor]:
+    """Return the fields at the true edges of all forests, on the host; nothing can be differentiated.
+
+    Args:
+        each: a pack with padded forests.
+        run: runs one of them.
+    """
+    if not len(each.edge_nodes):
+        return _nothing(each)
+    with torch.no_grad():
+        found = [_host(part, run(number)) for number, part in enumerate(each.padded)]
+    return {name: torch.cat([part[name] for part in found]) for name in found[0]}
+
+
+def pull_back(
+    each: pack.Pack,
+    run: Run,
+    leaves: Mapping[str, Tensor],
+    loss: Callable[[Fields], tuple[Float[Tensor, ""], metrics.Metrics]],
+) -> tuple[Float[Tensor, ""], metrics.Metrics, dict[str, Tensor]]:
+    """Return the loss, its metrics and the gradient of every parameter.
+
+    Args:
+        each: a pack with padded forests.
+        run: runs one of them; what it returns hangs on the leaves.
+        leaves: the parameters, inside the swap.
+        loss: from the fields at the edges, on the host.
+    """
+    alone = len(each.padded) == 1 and len(each.edge_nodes)
+    ran = run(0) if alone else {}
+    host = _host(each.padded[0], ran) if alone else fields(each, run)
+    given = {name: values.detach().requires_grad_(name != "top1") for name, values in host.items()}
+    value, means = loss(given)
+    asked = [name for name in given if name != "top1"]
+    hangs = value.requires_grad and bool(len(each.edge_nodes))
+    slopes = torch.autograd.grad(value, [given[n] for n in asked], allow_unused=True) if hangs else ()
+    wanted = {name: slope for name, slope in zip(asked, slopes, strict=False) if slope is not None}
+    grads: dict[str, Tensor] = {}
+    start = 0
+    for number, part in enumerate(each.padded if wanted else ()):
+        ran = ran if alone else run(number)
+        stop = start + len(part.term_edges)
+        pulled = {name: _sent(part, slope[start:stop], ran[name]) for name, slope in wanted.items()}
+        start = stop
+        outputs = [ran[name] for name in pulled]
+        found = torch.autograd.grad(outputs, list(leaves.values()), list(pulled.values()), allow_unused=True)
+        for name, grad in zip(leaves, found, strict=True):
+            if grad is not None:
+                grads[name] = grad if name not in grads else grads[name] + grad.to(_wide(grad))
+    return (
+        value.detach(),
+        means,
+        {n: grads[n] if n in grads else torch.zeros_like(p) for n, p in leaves.items()},
+    )
+
+
+def sloped(each: pack.Pack) -> Float[Tensor, " edges"] | None:
+    """Return the slopes of the one forest of a pack at all its edges, on the device; None: not known."""
+    if each.slopes is None or len(each.padded) != 1:
+        return None
+    part = each.padded[0]
+    return _filled(each.slopes, len(part.edge_nodes)).to(part.tokens.device)
+
+
+def _host(part: pack.Pack, ran: Fields) -> dict[str, Tensor]:
+    """Bring fields to the host and leave padding behind there: on the device that would be a new shape."""
+    return {name: values.detach().cpu()[: len(part.term_edges)] for name, values in ran.items()}
+
+
+def _sent(part: pack.Pack, slope: Tensor, like: Tensor) -> Tensor:
+    """Return a gradient at all edges of a forest, 0 at padding, where its scores are."""
+    return _filled(slope.to(like.dtype), len(part.edge_nodes)).to(like.device)
+
+
+def _filled(values: Tensor, size: int) -> Tensor:
+    return torch.cat([values, values.new_zeros(size - len(values))])
+
+
+def _nothing(each: pack.Pack) -> dict[str, Tensor]:
+    """Return the fields of a pack in which nobody trains."""
+    empty = torch.zeros(0, dtype=each.batch.totals.terms.dtype)
+    return dict.fromkeys(("logprobs", *each.needs), empty)
+
+
+def _wide(values: Tensor) -> torch.dtype:
+    """Return float32 or better."""
+    return torch.promote_types(values.dtype, torch.float32)

@@ -1,0 +1,120 @@
+"""A frozen teacher in the same process, which reads the student's forest and is asked for every prediction.
+
+Its last hidden states are taken once a pack, without gradients and by the same pieces as the student's.
+Logits of either model exist for a tile of edges at a time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from adapters import in_pieces, tree_attention
+from core import divergence, head, pack, ports
+
+if TYPE_CHECKING:
+    from adapters import transformers_lm
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Teacher:
+    """What a student is drawn to.
+
+    Attributes:
+        model: the teacher's; at the temperature that its distribution is compared at.
+        params: its parameters, never updated.
+        beta: which divergence; see `core.divergence`.
+        num_kept: compare so many tokens and all others as one more outcome; 0: the whole vocabulary. Which
+            ones, the model that the divergence is an expectation under says: the teacher at beta 0, the
+            student at beta 1, both between.
+        fingerprint: names the parameters to the bit, for whoever must know them again.
+    """
+
+    model: transformers_lm.TransformersLM
+    params: ports.Params
+    beta: float = 1.0
+    num_kept: int = 0
+    fingerprint: str = ""
+
+    def hidden(self, each: pack.Pack) -> Float[Tensor, "edges hidden"]:
+        """Return the last hidden state that every edge of a pack leads from; nothing is drawn."""
+        with torch.no_grad(), self.model.running(self.params, None):
+            if len(each.pieces) > 1:
+                walk = in_pieces.Walk(self.model, self.params, each, 0, fields=self._fields)
+                return walk.fields()["hidden"]
+            route = tree_attention.route(each, kind=self.model.attention)
+            return self.model.parents(each, route, self.params)
+
+    def divergences(
+        self,
+        hidden: Float[Tensor, "edges hidden"],
+        weight: Float[Tensor, "vocab hidden"],
+        taught: Float[Tensor, "edges teacher_hidden"],
+        *,
+        bias: Float[Tensor, " vocab"] | None,
+        shape: head.Shape,
+    ) -> Float[Tensor, " edges"]:
+        """Return how far the student is from the teacher at each edge, in nats.
+
+        Where one of the heads has more rows, which only pad it, both are compared over the rows of the other.
+
+        Args:
+            hidden: the student's last hidden states.
+            weight, bias: of the student's head.
+            taught: from `hidden`, at the same edges.
+            shape: what is done to the student's products.
+        """
+        own_weight, own_bias = self._head("weight"), self._head("bias")
+        assert own_weight is not None, "a head has a weight"
+        rows = min(len(weight), len(own_weight))
+        weight, own_weight = weight[:rows], own_weight[:rows]
+        bias, own_bias = (None if b is None else b[:rows] for b in (bias, own_bias))
+        if not self.num_kept:
+            return divergence.divergences(
+                hidden, weight, taught, own_weight, beta=self.beta, bias=bias, teacher_bias=own_bias,
+                shape=shape, teacher_shape=self.model.shape,
+            )  # fmt: skip
+        student = _Head(hidden=hidden, weight=weight, bias=bias, shape=shape)
+        teacher = _Head(hidden=taught, weight=own_weight, bias=own_bias, shape=self.model.shape)
+        tokens, twice = _looked_at(student, teacher, self.beta, min(self.num_kept, rows))
+        p, t = (
+            divergence.top_logprobs(one.hidden, one.weight, tokens, bias=one.bias, shape=one.shape)
+            for one in (student, teacher)
+        )
+        return divergence.kept(p, t.masked_fill(twice, -torch.inf), beta=self.beta)
+
+    def _fields(
+        self, each: pack.Pack, route: tree_attention.Route, params: ports.Params
+    ) -> dict[str, Tensor]:
+        return {"hidden": self.model.parents(each, route, params)}
+
+    def _head(self, attribute: str) -> Tensor | None:
+        """Return a parameter of the output head; the bound module holds none."""
+        output = self.model.module.get_output_embeddings()
+        names = [n for module, place, n in self.model.slots if module is output and place == attribute]
+        return self.params[names[0]] if names else None
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Head:
+    """What logits are made of."""
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    shape: head.Shape
+
+
+def _looked_at(
+    student: _Head, teacher: _Head, beta: float, num: int
+) -> tuple[Int[Tensor, "edges kept"], Tensor]:
+    """Return the tokens that are compared, and which of them stand there for the second time."""
+    models = [model for model, left_out in ((teacher, 1.0), (student, 0.0)) if beta != left_out]
+    found = [divergence.likeliest(m.hidden, m.weight, num, bias=m.bias, shape=m.shape) for m in models]
+    tokens = torch.cat(found, 1)
+    earlier = torch.ones(tokens.shape[1], tokens.shape[1], device=tokens.device).tril(-1).bool()
+    return tokens, ((tokens[:, :, None] == tokens[:, None, :]) & earlier).any(-1)
