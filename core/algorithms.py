@@ -204,6 +204,15 @@ dpo = Algorithm(
 )
 """Direct preference optimization, Rafailov et al. 2023 (arXiv:2305.18290), eq. 7."""
 
+orpo = dpo.evolve(loss=reference_free.orpo, needs=())
+"""Odds ratio preference optimization, Hong et al. 2024 (arXiv:2403.07691), eq. 6."""
+
+cpo = dpo.evolve(loss=reference_free.cpo, needs=())
+"""Contrastive preference optimization, Xu et al. 2024 (arXiv:2401.08417)."""
+
+simpo = dpo.evolve(loss=reference_free.simpo, needs=())
+"""Simple preference optimization, Meng et al. 2024 (arXiv:2405.14734), eq. 6."""
+
 preferences: Mapping[str, Algorithm] = {
     "sigmoid": dpo,
     **{
@@ -225,6 +234,9 @@ preferences: Mapping[str, Algorithm] = {
     "aot": dpo.evolve(loss=transport.aot, couples="step"),
     "aot_unpaired": dpo.evolve(loss=transport.aot_unpaired, couples="step"),
     "sft": dpo.evolve(loss=preference.sft, needs=()),
+    "orpo": orpo,
+    "cpo": cpo,
+    "simpo": simpo,
 }
 """DPO and its relatives by the names that the field gives their losses."""
 
@@ -255,15 +267,6 @@ def preference_mixture(parts: Sequence[tuple[Algorithm, float]]) -> Algorithm:
         couples="step" if step else "pair",
     )
 
-
-orpo = dpo.evolve(loss=reference_free.orpo, needs=())
-"""Odds ratio preference optimization, Hong et al. 2024 (arXiv:2403.07691), eq. 6."""
-
-cpo = dpo.evolve(loss=reference_free.cpo, needs=())
-"""Contrastive preference optimization, Xu et al. 2024 (arXiv:2401.08417)."""
-
-simpo = dpo.evolve(loss=reference_free.simpo, needs=())
-"""Simple preference optimization, Meng et al. 2024 (arXiv:2405.14734), eq. 6."""
 
 kto = Algorithm(
     loss=unpaired.kto,

@@ -1,7 +1,7 @@
 """Properties that any algorithm must have, for users' own too.
 
 `check(mine)` runs them on a small model in float64 and raises on the first that fails, saying which and by
-how much.
+how much. The error carries a smallest batch on which it fails, which `shell.failures` writes to a file.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,29 +11,119 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core import algorithms, pack, record, reference, steps
-from core.plan import sample
+from core import algorithms, differences, pack, record, reference, shrink, steps
+from core.plan import batching, sample
 
 TOLERANCE = 1e-10
 EXTREMES = (0.0, -1e-12, -50.0, -1e4)
+BUDGETS = (1, 6, 12, 24)
+DIRECTIONS = 3
+_SCORES = tuple(field.name for field in attrs.fields(pack.Scores))
 
 
-def check(algorithm: algorithms.Algorithm, *, seeds: Iterable[int] = range(5)) -> None:
-    """Check that a forest, a split and an order change nothing, that values are finite, and `couples` true.
+@attrs.frozen(kw_only=True, eq=False)
+class Failure:
+    """A property that does not hold.
+
+    Attributes:
+        name: of the property, one of `PROPERTIES`.
+        problem: by how much, or where.
+        seed: of the batch that was drawn.
+        samples: a smallest batch on which it does not hold.
+    """
+
+    name: str
+    problem: str
+    seed: int
+    samples: tuple[sample.Sample, ...]
+
+
+@attrs.frozen
+class Broken(ValueError):
+    """An algorithm lacks a property.
+
+    Attributes:
+        failure: which, and a batch that shows it.
+    """
+
+    failure: Failure
+
+    def __str__(self) -> str:
+        """Say what failed."""
+        told = self.failure
+        return (
+            f"{told.name} does not hold (batch of seed {told.seed}; of its kind the smallest has "
+            f"{len(told.samples)} samples, {sum(len(s.tokens) for s in told.samples)} tokens): {told.problem}"
+        )
+
+
+def check(
+    algorithm: algorithms.Algorithm, *, seeds: Iterable[int] = range(5), without: Sequence[str] = ()
+) -> None:
+    """Check every property of `PROPERTIES` on batches that are drawn.
+
+    A forest, a split, a budget and an order change nothing; values are finite; gradients are the slopes of
+    values; `couples` is true. The loss of a policy, one that is given an `advantage`, has REINFORCE's
+    gradient where the policy is the one that wrote the answers: each token's log-probability is pulled by
+    the advantage times one weight for the whole sample, or left alone.
 
     Args:
         algorithm: any Algorithm.
         seeds: a batch is drawn for each.
+        without: names of properties that it is not meant to have.
 
     Raises:
-        ValueError: the property that failed, the seed of the batch, and by how much.
+        Broken: a ValueError with the property that failed, by how much, and as `failure` a smallest batch.
+        ValueError: `without` names what is no property.
     """
+    failure = find(algorithm, seeds=seeds, without=without)
+    if failure is not None:
+        raise Broken(failure)
+
+
+def find(
+    algorithm: algorithms.Algorithm, *, seeds: Iterable[int] = range(5), without: Sequence[str] = ()
+) -> Failure | None:
+    """Return the first property that does not hold with a smallest batch that shows it; None: all hold.
+
+    Args:
+        algorithm: any Algorithm.
+        seeds: a batch is drawn for each.
+        without: names of properties that it is not meant to have.
+
+    Raises:
+        ValueError: `without` names what is no property.
+    """
+    strange = sorted(set(without) - PROPERTIES.keys())
+    if strange:
+        raise ValueError(f"without: {strange[0]!r} came; one of {', '.join(PROPERTIES)} was wanted.")
     for seed in seeds:
         samples = draw(algorithm, seed)
-        for name, holds in PROPERTIES.items():
-            problem = holds(algorithm, samples)
-            if problem:
-                raise ValueError(f"{name} does not hold (batch of seed {seed}): {problem}")
+        for name in PROPERTIES:
+            if name not in without and problem(algorithm, name, samples):
+                least = shrink.smallest(samples, lambda few, name=name: _fails(algorithm, name, few))
+                told = problem(algorithm, name, least)
+                return Failure(name=name, problem=told, seed=seed, samples=least)
+    return None
+
+
+def problem(algorithm: algorithms.Algorithm, name: str, samples: Sequence[sample.Sample]) -> str:
+    """Return what is wrong with one property on a batch, empty where it holds.
+
+    Args:
+        algorithm: any Algorithm.
+        name: of the property.
+        samples: of a step, with every column that the loss reads: drawn, or of a failure that was kept.
+    """
+    return PROPERTIES[name](algorithm, samples)
+
+
+def _fails(algorithm: algorithms.Algorithm, name: str, samples: Sequence[sample.Sample]) -> bool:
+    """Say whether a property fails on a batch; a batch that the loss refuses shows nothing."""
+    try:
+        return bool(problem(algorithm, name, samples))
+    except (ValueError, RuntimeError, IndexError, ZeroDivisionError):
+        return False
 
 
 def draw(algorithm: algorithms.Algorithm, seed: int) -> list[sample.Sample]:
@@ -60,6 +150,7 @@ def draw(algorithm: algorithms.Algorithm, seed: int) -> list[sample.Sample]:
             columns["label"] = float(i % 2)
         if "mismatched" in algorithm.needs:
             columns["mismatched"] = float(i % 3 == 2)
+        columns |= {n: float(source.random()) for n in algorithm.needs if n not in (*columns, *_SCORES)}
         unit, group = (i // 2, i // 2) if algorithm.rows == "pairs" else (i, i // 3)
         samples.append(sample.Sample(tokens=tokens, trained=trained, columns=columns, group=group, unit=unit))
     if algorithm.columns is None:
@@ -80,6 +171,18 @@ def _additive(algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample])
     return _differ(_grads(algorithm, units(algorithm, samples)), _grads(algorithm, [samples]))
 
 
+def _budget_free(algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]) -> str:
+    """Plan packs for several budgets."""
+    wanted = _grads(algorithm, [samples])
+    for budget in BUDGETS:
+        (plan,) = batching.assign(samples, budget=budget, couples=algorithm.couples)
+        parts = [[samples[i] for i in members] for members in plan if members]
+        told = _differ(_grads(algorithm, parts), wanted)
+        if told:
+            return f"with packs of at most {budget} tokens {told}"
+    return ""
+
+
 def _order_free(algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]) -> str:
     turned = [s for unit in reversed(units(algorithm, samples)) for s in unit]
     return _differ(_grads(algorithm, [turned]), _grads(algorithm, [samples]))
@@ -92,6 +195,54 @@ def _finite(algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]) -
         value, grad = _gradient(loss, scores, leaves)
         if not (value.isfinite() and grad.isfinite().all()):
             return f"log-probabilities of {extreme} give a loss of {value.item()} and a gradient not finite."
+    return ""
+
+
+def _slopes(algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]) -> str:
+    """Hold gradients against differences of values, in a few directions."""
+    _, scores, loss = _table(algorithm, samples)
+    at = _leaves(algorithm, scores)
+    value = abs(loss(scores)[0].item())
+    for number in range(DIRECTIONS):
+        way = differences.direction(at, number)
+        slope, found = differences.along(lambda given: loss(attrs.evolve(scores, **given))[0], at, way)
+        if not abs(slope - found) <= 1e-5 * max(abs(slope), abs(found)) + 1e-8 * value:
+            return f"autograd says a slope of {slope:.6g}, differences of the loss say {found:.6g}."
+    return ""
+
+
+def _reinforces(algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]) -> str:
+    """Pull with other advantages where the policy is the one that wrote the answers."""
+    if algorithm.rows != "prompts" or not all("advantage" in s.columns for s in samples):
+        return ""
+    batch, scores, _ = _table(algorithm, samples)
+    own = {name: scores.logprobs for name in ("old_logprobs", "sampled_logprobs")}
+    terms = attrs.evolve(batch.terms, columns={**batch.terms.columns, **own})
+
+    def pull(advantage: Tensor) -> Tensor:
+        columns = {**batch.samples.columns, "advantage": advantage}
+        given = attrs.evolve(batch, terms=terms, samples=attrs.evolve(batch.samples, columns=columns))
+        loss = steps.objective(algorithm, given, algorithm.carry)
+        return _gradient(loss, scores, {"logprobs": scores.logprobs})[1][0]
+
+    rest = pull(torch.zeros_like(batch.samples.advantage))
+    weights = rest - pull(torch.ones_like(batch.samples.advantage))
+    scale, owner = weights.abs().max().item(), batch.terms.sample
+    if not scale:
+        return "the advantage pulls on no token."
+    places = torch.arange(len(samples), dtype=rest.dtype)
+    advantage = (1.0 + places) * (-1.0) ** places
+    off = (rest - pull(advantage) - advantage.index_select(0, owner) * weights).abs().max().item()
+    if off > TOLERANCE * scale * len(samples):
+        return f"the pull on a token is not in proportion to its advantage (off by {off / scale:.1e})."
+    for i in range(len(samples)):
+        mine = weights[owner == i]
+        uneven = torch.minimum(mine.abs(), (mine - mine.amax().clamp(min=0.0)).abs()).max().item()
+        if uneven > TOLERANCE * scale:
+            return (
+                "a good answer's tokens are pushed away, or those of one sample are pulled with different "
+                f"weights (by {uneven / scale:.1e} of the largest)."
+            )
     return ""
 
 
@@ -156,8 +307,11 @@ PROPERTIES: Mapping[str, Callable[[algorithms.Algorithm, Sequence[sample.Sample]
     "arguments stay as they are": _pure,
     "tree = alone": _tree_is_alone,
     "additive over units": _additive,
+    "budget-free": _budget_free,
     "order-free": _order_free,
     "finite at extremes": _finite,
+    "gradcheck": _slopes,
+    "on-policy gradient is REINFORCE's": _reinforces,
     "declared coupling": _couples,
     "declared linearity": _linear,
 }

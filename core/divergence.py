@@ -108,6 +108,38 @@ def top_logprobs(
     return _Top.apply(hidden, weight, bias, tokens, shape, rows)
 
 
+def likeliest(
+    hidden: Float[Tensor, "edges hidden"],
+    weight: Float[Tensor, "vocab hidden"],
+    num_kept: int,
+    *,
+    bias: Float[Tensor, " vocab"] | None = None,
+    shape: head.Shape = head.Shape(),  # noqa: B008
+    tile_bytes: int = TILE_BYTES,
+) -> Int[Tensor, "edges kept"]:
+    """Find the likeliest tokens at each edge: which ones `kept` is to look at.
+
+    Args:
+        hidden: last hidden state of each edge's parent.
+        weight: of the head.
+        num_kept: tokens of each edge, at most the vocabulary.
+        bias: of the head.
+        shape: what is done to the product.
+        tile_bytes: most bytes that a tile of logits takes.
+
+    Returns:
+        Their ids, the likeliest first.
+    """
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    rows = max(1, tile_bytes // (LIVE_TILES * len(weight) * wide.itemsize))
+    found = torch.empty(len(hidden), num_kept, dtype=torch.int64, device=hidden.device)
+    with torch.no_grad():
+        for start in range(0, len(hidden), rows):
+            tile = slice(start, start + rows)
+            found[tile] = head.logits(hidden[tile], weight, bias, shape).topk(num_kept).indices
+    return found
+
+
 def kept(
     student: Float[Tensor, "edges kept"], teacher: Float[Tensor, "edges kept"], *, beta: float = 1.0
 ) -> Float[Tensor, " edges"]:

@@ -8,6 +8,9 @@ import hashlib
 import operator
 from typing import SupportsIndex
 
+import numpy as np
+from jaxtyping import UInt64
+
 MASK = (1 << 63) - 1
 
 
@@ -34,3 +37,18 @@ def fold_in(parent: int, *data: SupportsIndex | str) -> int:
     words = (d if isinstance(d, str) else operator.index(d) for d in data)
     text = repr((parent, *words)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") & MASK
+
+
+def mixed(state: UInt64[np.ndarray, " states"]) -> UInt64[np.ndarray, " states"]:
+    """Hash 64-bit numbers, each for itself: one step of SplitMix64, a bijection.
+
+    Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators". Integers alone, so that it is
+    the same on every platform and with every version of anything.
+
+    Args:
+        state: any 64 bits each; sums of them wrap.
+    """
+    state = state + np.uint64(0x9E3779B97F4A7C15)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))

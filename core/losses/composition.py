@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from core import kl, pack, ratios, reduce
+from core import kl, metrics, pack, ratios, reduce, segments
 from core.losses import policy
 
 Loss = Callable[..., policy.Values]
@@ -113,6 +113,33 @@ def weighted(
     return values * weight, {**seen, **watched}
 
 
+def off_policy_masked(
+    scores: pack.Scores, batch: pack.Batch, *, loss: Loss, threshold: float
+) -> policy.Values:
+    """Leave out bad answers that the policy has moved away from since they were written.
+
+        0 where A < 0 and mean_t(logp_sampled_t - logp_t) > threshold, else loss
+
+    DeepSeek-AI 2025, DeepSeek-V3.2 (arXiv:2512.02556), "off-policy sequence masking". A row that is left
+    out still counts in the reduction.
+
+    Args:
+        scores: `logprobs` (nats), and what `loss` reads.
+        batch: columns `sampled_logprobs` (nats) and `advantage` (per sample), and those of `loss`.
+        loss: what is left out.
+        threshold: nats a token, at least 0.
+
+    Returns:
+        One loss a row; the metrics of `loss`, and `sampling/off_policy_masked`, the part of the samples.
+    """
+    values, seen = loss(scores, batch)
+    gone = segments.sample_means(batch.sampled_logprobs - scores.logprobs.detach(), batch)
+    strayed = (batch.samples.advantage < 0) & (gone > threshold)
+    watched = metrics.mean(strayed.to(gone.dtype), batch.samples.num_terms > 0)
+    kept = values.where(~strayed.index_select(0, batch.terms.sample), 0.0)
+    return kept, {**seen, "sampling/off_policy_masked": watched}
+
+
 def observed(scores: pack.Scores, batch: pack.Batch, *, loss: Loss) -> policy.Values:
     """Report how far the trainer has drifted from the generator; the loss stays as it is.
 
@@ -174,11 +201,12 @@ def with_entropy(
         by: the reduction of the algorithm, to scale the bonus by.
 
     Returns:
-        One loss a row; the metrics of `loss`.
+        One loss a row; the metrics of `loss`, and `entropy_coef` as it counted.
     """
     values, seen = loss(scores, batch)
     bonus = reduce.as_token_mean(pack.field(scores, "entropies"), batch, by=by)
-    return values - coefficient * active * bonus, seen
+    now = coefficient * active
+    return values - now * bonus, {**seen, "entropy_coef": metrics.whole(now)}
 
 
 def adapted_entropy(

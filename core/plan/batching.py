@@ -9,8 +9,9 @@ from typing import Literal
 
 import attrs
 import numpy as np
-from jaxtyping import Int64, UInt64
+from jaxtyping import Int64
 
+from core import keys
 from core.plan import cost, prefix_order
 from core.plan import sample as samples_
 
@@ -84,16 +85,8 @@ def order(num_rows: int, *, seed: int | None, epoch: int) -> Int64[np.ndarray, "
     if seed is None:
         return rows
     start = np.array([seed % 2**64], np.uint64)
-    stream = _splitmix64(_splitmix64(start) + np.uint64(epoch))
-    return np.argsort(_splitmix64(stream + rows.astype(np.uint64)), kind="stable")
-
-
-def _splitmix64(state: UInt64[np.ndarray, " states"]) -> UInt64[np.ndarray, " states"]:
-    """Hash 64-bit numbers (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators")."""
-    mixed = state + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
+    stream = keys.mixed(keys.mixed(start) + np.uint64(epoch))
+    return np.argsort(keys.mixed(stream + rows.astype(np.uint64)), kind="stable")
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -1,0 +1,96 @@
+"""What the options of references and teachers must be together, told before anything heavy is imported."""
+
+from collections.abc import Mapping
+
+from shell import entries, keys, options
+
+Told = tuple[str, str] | None
+Given = Mapping[str, entries.Entry]
+
+MOVES = ("ref_model_mixup_alpha", "ref_model_sync_steps")
+TAUGHT = ("dtype", "torch_dtype", "revision", "attn_implementation")
+"""Keys of `teacher_model_init_kwargs`; which kernel runs changes nothing."""
+
+
+def reference(algorithm: str, chosen: options.Options, given: Given, *, compared: bool) -> Told:
+    """Find what is wrong with how a reference moves or is kept.
+
+    Args:
+        algorithm: a name.
+        chosen: the options.
+        given: those that were set.
+        compared: whether the loss reads a reference at all.
+    """
+    for name in ("sync_ref_model", "precompute_ref_log_probs"):
+        if getattr(chosen, name) and not compared:
+            return name, "true came, and this loss compares with no reference; leave it out."
+    for name in MOVES:
+        if not chosen.sync_ref_model and options.asked(algorithm, chosen, given, name):
+            return name, f"{getattr(chosen, name):g} came, and the reference stays; set sync_ref_model."
+    if chosen.sync_ref_model and chosen.use_peft:
+        return "sync_ref_model", "true came, and with use_peft the reference is the frozen base; keep one."
+    return _cached(chosen) if chosen.precompute_ref_log_probs else None
+
+
+def _cached(chosen: options.Options) -> Told:
+    """Find why a reference cannot be asked once for all."""
+    if chosen.sync_ref_model:
+        why = "sync_ref_model moves the reference, so what it said once is not what it says; keep one."
+    elif chosen.streaming:
+        why = "a stream's rows are not known beforehand; leave out one of the two."
+    elif chosen.loss_type == "kto":
+        why = (
+            "loss_type kto compares prompts with the answers of other rows, new ones each step; "
+            "apo_zero_unpaired does not."
+        )
+    else:
+        return None
+    return "precompute_ref_log_probs", f"true came; {why}"
+
+
+def distill(chosen: options.Options, given: Given) -> Told:
+    """Find what is wrong with a teacher and what it is asked."""
+    if not chosen.teacher_model:
+        return (
+            "--teacher_model",
+            "nothing came; a folder or hub id was wanted, as in --teacher_model BASE.",
+        )
+    if (chosen.beta or 0.0) > 1:
+        return "beta", f"{chosen.beta:g} came; 0 (forward) to 1 (reverse) was wanted."
+    return _taught(chosen) or _written(chosen, given)
+
+
+def _taught(chosen: options.Options) -> Told:
+    """Find what a teacher cannot be loaded with."""
+    asked = chosen.teacher_model_init_kwargs or {}
+    for name, value in asked.items():
+        if name not in TAUGHT:
+            return "teacher_model_init_kwargs", f"{name} came; {', '.join(TAUGHT)} were wanted."
+        known = options.choices("distill", "dtype")
+        if "dtype" in name and keys.foreign("dtype", str(value).removeprefix("torch.")) not in known:
+            return "teacher_model_init_kwargs", f"{name} {value} came; one of {', '.join(known)} was wanted."
+    return None
+
+
+def _written(chosen: options.Options, given: Given) -> Told:
+    """Find what answers of the student, or of the rows, cannot be."""
+    share, num, size = chosen.lmbda or 0.0, chosen.num_generations or 1, chosen.batch_size
+    if not share:
+        why = f"{num} came, and with lmbda 0 the student answers nothing; leave it out."
+        return ("num_generations", why) if num > 1 else None
+    if chosen.streaming:
+        return "streaming", f"with lmbda {share:g} rows are prompts, which are read whole; leave it out."
+    if size % num:
+        return "batch_size", (
+            f"{size} completions a step came, and {num} of a prompt (num_generations); whole groups were "
+            f"wanted, as {max(num, size // num * num)}."
+        )
+    if share < 1 and num > 1:
+        return "num_generations", (
+            f"{num} came; with lmbda {share:g} a row is answered once, by the student or by itself: 1 was "
+            "wanted."
+        )
+    for name in ("completion_only_loss", "assistant_only_loss"):
+        if share == 1 and options.asked("distill", chosen, given, name):
+            return name, "with lmbda 1 the student's answers are what is trained; leave it out."
+    return None
