@@ -13,10 +13,12 @@ ALGORITHMS = {
     "reward": True,
     "grpo": True,
     "rloo": True,
-    "distill": False,
+    "distill": True,
 }
 # Any `module:name`: such an algorithm brings its loss and numbers, and reads options of data and rollouts.
 OWN = "own"
+# What it trains on, and the built-in algorithm whose defaults it takes where they hang on that.
+KIN = {"text": "sft", "pairs": "dpo", "unpaired": "kto", "prompts": "grpo"}
 
 POLICY = ("grpo", "rloo")
 GENERATING = ("grpo", "rloo", "distill")
@@ -39,6 +41,7 @@ class About:
         text: one line of help.
         only: the algorithms that read it, with their defaults; None: every algorithm reads it.
         differs: defaults of algorithms for which the field's own is not right.
+        under: defaults that hold under some values of `loss_type` in the place of the algorithm's.
         choices: values that each algorithm takes; None: the type says it all.
         low, high: the least and the greatest value of a number.
         above, below: what a value must exceed, and what it must stay under.
@@ -50,6 +53,7 @@ class About:
     text: str
     only: Mapping[str, Any] | None = None
     differs: Mapping[str, Any] = attrs.field(factory=dict)
+    under: Mapping[str, Any] = attrs.field(factory=dict)
     choices: Mapping[str, tuple[str, ...]] | None = None
     low: float | None = None
     high: float | None = None

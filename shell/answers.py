@@ -109,6 +109,48 @@ def ask(
     )
 
 
+def joined(several: Sequence[Answered]) -> Answered:
+    """Put the answers of several questions to the generator one after another.
+
+    Args:
+        several: from `ask`, of unlike prompts.
+    """
+    names = dict.fromkeys(name for one in several for name in one.extras)
+    return Answered(
+        prompts=[prompt for one in several for prompt in one.prompts],
+        completions=[completion for one in several for completion in one.completions],
+        texts=[text for one in several for text in one.texts],
+        parts=torch.cat([one.parts for one in several]),
+        rewards=torch.cat([one.rewards for one in several]),
+        groups=torch.cat([one.groups for one in several]),
+        extras={
+            name: [value for one in several for value in one.extras.get(name, [None] * len(one.texts))]
+            for name in names
+        },
+        means=metrics.merge(*(one.means for one in several)),
+    )
+
+
+def taken(answered: Answered, places: Sequence[int]) -> Answered:
+    """Take some of the completions, in an order.
+
+    Args:
+        answered: from `ask`.
+        places: of the completions.
+    """
+    index = torch.tensor(places, dtype=torch.int64)
+    return attrs.evolve(
+        answered,
+        prompts=[answered.prompts[i] for i in places],
+        completions=[answered.completions[i] for i in places],
+        texts=[answered.texts[i] for i in places],
+        parts=answered.parts.index_select(0, index),
+        rewards=answered.rewards.index_select(0, index),
+        groups=answered.groups.index_select(0, index),
+        extras={name: [values[i] for i in places] for name, values in answered.extras.items()},
+    )
+
+
 def measured(answered: Answered, functions: Sequence[rewards.Reward]) -> metrics.Metrics:
     """Return what is logged about completions and their rewards, in forms that add up.
 
@@ -123,9 +165,6 @@ def measured(answered: Answered, functions: Sequence[rewards.Reward]) -> metrics
     ended = torch.tensor([c.ended for c in answered.completions])
     kept = torch.cat([torch.from_numpy(c.kept) for c in answered.completions])
     found: dict[str, Any] = {
-        "reward": total,
-        "reward_std": deviations,
-        "frac_reward_zero_std": advantages.without_variance(total, groups)[first].double(),
         "completions/mean_length": lengths,
         "completions/min_length": metrics.minimum(lengths),
         "completions/max_length": metrics.maximum(lengths),
@@ -136,6 +175,9 @@ def measured(answered: Answered, functions: Sequence[rewards.Reward]) -> metrics
         "sampling/kept_mass/mean": kept,
         "sampling/kept_mass/min": metrics.minimum(kept),
     }
+    if functions:
+        found["reward"], found["reward_std"] = total, deviations
+        found["frac_reward_zero_std"] = advantages.without_variance(total, groups)[first].double()
     for each, values in zip(functions, answered.parts.unbind(1), strict=True):
         found[f"rewards/{each.name}/mean"] = metrics.mean(values)
         found[f"rewards/{each.name}/std"] = metrics.mean(_deviation(values)[None])
@@ -155,7 +197,7 @@ def table(answered: Answered, functions: Sequence[rewards.Reward]) -> list[dict[
             "prompt": answered.prompts[i].columns["prompt"],
             "completion": answered.texts[i],
             "ended": answered.completions[i].ended,
-            "reward": _plain(answered.rewards[i]),
+            **({"reward": _plain(answered.rewards[i])} if functions else {}),
             **{name: _plain(value) for name, value in zip(names, answered.parts[i], strict=True)},
             **{name: values[i] for name, values in answered.extras.items()},
         }
@@ -173,7 +215,7 @@ def _scored(
     """Score on the first rank, which alone may talk to the world, and tell the others the numbers."""
     found = rewards.Scored(parts=np.zeros((len(rows), len(asking.functions))), extras={}, means={})
     failed: Exception | None = None
-    if asking.ranks.index == 0:
+    if asking.ranks.index == 0 and asking.functions:
         names = dict.fromkeys(name for row in rows for name in row.columns if name not in TAKEN)
         talks = [not isinstance(row.columns["prompt"], str) for row in rows]
         answers = rewards.Answers(

@@ -34,7 +34,7 @@ def kept(
         note: told of what was damaged.
     """
     place = folder / key
-    about = _whole(place)
+    about = whole(place)
     if about is not None:
         return place, about
     folder.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def kept(
         _rename(aside, place)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    about = _whole(place)
+    about = whole(place)
     if about is None:
         raise OSError(f"{place} does not hold what was just written to it")
     return place, about
@@ -64,8 +64,12 @@ def _seal(folder: pathlib.Path, about: Mapping[str, Any]) -> None:
     (folder / ABOUT).write_text(text, encoding="utf-8")
 
 
-def _whole(folder: pathlib.Path) -> Mapping[str, Any] | None:
-    """Return what is known of a folder's files; None where one is missing or not as it was written."""
+def whole(folder: pathlib.Path) -> Mapping[str, Any] | None:
+    """Return what is known of a folder's files; None where one is missing or not as it was written.
+
+    Args:
+        folder: one that `kept` wrote.
+    """
     try:
         read = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
         content = {"about": read["about"], "files": read["files"]}

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import jsonargparse
 
-from shell import about, entries, loss_checks, mistake, options, translate
+from shell import about, adapter, entries, loss_checks, mistake, options, rope, shape_checks, translate
 
 Given = Mapping[str, entries.Entry]
 
@@ -71,6 +71,8 @@ def wanted(algorithm: str, name: str) -> str:
     if not taken:
         numbers = [float] if float in kinds else [int] if int in kinds else []
         words += [_NAMES[kind] for kind in (*numbers, bool, str) if kind in kinds]
+    else:
+        words += [_NAMES[kind] for kind in (int, bool) if kind in kinds]
     words += ["null"] if types.NoneType in kinds and _may_be_null(algorithm, name) else []
     known = options.known(name)
     limits = (
@@ -96,11 +98,14 @@ def together(algorithm: str, chosen: options.Options, given: Given) -> None:
         _misplaced,
         _warmup,
         _schedule,
+        _rope,
         _intervals,
         _saving,
         _evaluation,
         _best,
         _trackers,
+        shape_checks.check,
+        adapter.check,
     ):
         check(chosen, given)
     loss_checks.check(algorithm, chosen, given)
@@ -293,6 +298,13 @@ def _schedule(chosen: options.Options, given: Given) -> None:
     if bool(numbers) != (chosen.lr_scheduler_type == "cosine_with_min_lr"):
         why = "cosine_with_min_lr needs min_lr or min_lr_rate, and no other schedule reads them."
         raise _both(given, "lr_scheduler_type", "lr_scheduler_kwargs", why)
+
+
+def _rope(chosen: options.Options, given: Given) -> None:
+    """Check the type and the factor of scaled positions."""
+    if chosen.rope_scaling is not None:
+        where = given["rope_scaling"].where if "rope_scaling" in given else "rope_scaling"
+        rope.check(chosen.rope_scaling, where)
 
 
 def _intervals(chosen: options.Options, given: Given) -> None:

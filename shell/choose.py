@@ -1,27 +1,30 @@
 """From options to the values that a run is made of: algorithm, schedule, optimizer, precision, model."""
 
-import importlib
-import os
 import pathlib
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import attrs
 import torch
 import transformers
 from torch import Tensor
 
 from adapters import loading, scalar_head, shapes, transformers_lm, tree_attention
-from core import algorithms, head, optimizers, ports, schedules
+from core import algorithms, optimizers, ports, schedules
 from core.plan import cost
 from shell import config as config_
-from shell import folders, methods, mistake, options, tiny
+from shell import folders, low_rank, methods, mistake, options, own, rope, tiny
 
-ROWS = ("text", "pairs", "unpaired", "prompts")
-NEEDS = ("reference_logprobs", "mismatched", "values")
 OF_OTHER_HEADS = ("classifier_", "summary_", "seq_classif_", "qa_", "pooler_")
-ATTENTION = {"auto": None, "eager": "mask", "sdpa": "rectangles"}
+# What is meant by each name, the first that a device has; kinds as in `tree_attention.KINDS`.
+ATTENTION: Mapping[str, tuple[str, ...]] = {
+    "auto": (),
+    "eager": ("mask",),
+    "sdpa": ("rectangles", "flash"),
+    "flash_attention_2": ("flash",),
+    "flex_attention": ("flex",),
+}
 
 
 def algorithm(name: str, chosen: options.Options) -> algorithms.Algorithm:
@@ -31,58 +34,30 @@ def algorithm(name: str, chosen: options.Options) -> algorithms.Algorithm:
         name: one of the built-in names, or `module:name` of the caller's own.
         chosen: the options.
     """
-    if ":" in name:
-        return checked(_own(name), name)
-    return methods.BUILT[name](chosen)
+    return own.algorithm(name) if ":" in name else methods.BUILT[name](chosen)
 
 
-def checked(found: algorithms.Algorithm, name: str = "algorithm") -> algorithms.Algorithm:
-    """Refuse what no part is built for yet.
-
-    Args:
-        found: the caller's own.
-        name: what the caller called it.
-
-    Raises:
-        mistake.Mistake: names the field and what it may be.
-    """
-    known = (*head.FIELDS[1:], *NEEDS)
-    unknown = sorted({*found.reads} - {"logprobs", *known})
-    wanted = {
-        "rows": (found.rows, found.rows not in ROWS, " or ".join(ROWS)),
-        "columns": ("a function", found.columns is not None and found.rows != "prompts", "None"),
-        "needs": (", ".join(unknown), bool(unknown), f"of {', '.join(known)}"),
-    }
-    if "values" in found.needs and len({*found.reads}) > 1:
-        others = ", ".join(sorted({*found.reads} - {"values"}))
-        raise mistake.Mistake(
-            f"{name}: needs are values and {others}; a model with a scalar head has none over the "
-            "vocabulary, so values alone were wanted"
-        )
-    for field, (came, wrong, right) in wanted.items():
-        if wrong:
-            raise mistake.Mistake(
-                f"{name}: {field} is {came}, whose part is not built yet; {right} was wanted"
-            )
-    return found
-
-
-def optimizer(chosen: options.Options, num_steps: int) -> optimizers.Optimizer:
+def optimizer(
+    chosen: options.Options, num_steps: int, norm: optimizers.Norm = optimizers.global_norm
+) -> optimizers.Optimizer:
     """Return AdamW under the schedule that was asked for.
 
     Args:
         chosen: the options.
         num_steps: optimizer steps of the whole run.
+        norm: of gradients.
     """
     factor = schedule(chosen, num_steps)
-    return optimizers.adamw(
+    rule = optimizers.adamw(
         rate=lambda done: chosen.learning_rate * factor(done),
         beta1=chosen.adam_beta1,
         beta2=chosen.adam_beta2,
         epsilon=chosen.adam_epsilon,
         weight_decay=chosen.weight_decay,
         max_norm=chosen.max_grad_norm,
+        norm=norm,
     )
+    return optimizers.with_masters(rule)
 
 
 def schedule(chosen: options.Options, num_steps: int) -> schedules.Schedule:
@@ -106,27 +81,20 @@ def num_warmup(chosen: options.Options, num_steps: int) -> int:
     return chosen.warmup_steps or config_.whole((chosen.warmup_ratio or 0.0) * num_steps)
 
 
-def dtype(chosen: options.Options, device: ports.Device, *, training: bool = True) -> torch.dtype:
+def dtype(chosen: options.Options, device: ports.Device) -> torch.dtype:
     """Return what the parameters are.
 
     Args:
         chosen: the options.
         device: where they are.
-        training: whether they are updated.
 
     Raises:
-        mistake.Mistake: the device lacks it, or it cannot be trained in.
+        mistake.Mistake: the device lacks it.
     """
     wanted = device.dtype if chosen.dtype == "auto" else getattr(torch, chosen.dtype)
     if wanted not in device.dtypes:
         have = ", ".join(str(d).removeprefix("torch.") for d in device.dtypes)
         raise mistake.Mistake(f"dtype {chosen.dtype} does not exist on {device.name}; use one of {have}")
-    if training and wanted.itemsize < torch.float32.itemsize:
-        # Most updates are smaller than half a step of bfloat16 and would be rounded away.
-        raise mistake.Mistake(
-            f"dtype {str(wanted).removeprefix('torch.')}: training in it needs master copies in float32, "
-            "which are not built yet; use float32 (--dtype float32, and bf16 false where a file has it)"
-        )
     return wanted
 
 
@@ -175,6 +143,12 @@ def tokenizer(chosen: options.Options) -> transformers.PreTrainedTokenizerBase:
 
 
 def config(chosen: options.Options) -> transformers.PretrainedConfig:
+    """Read the model's config, its positions scaled where that was asked for."""
+    described = _config(chosen)
+    return described if chosen.rope_scaling is None else rope.scaled(described, chosen.rope_scaling)
+
+
+def _config(chosen: options.Options) -> transformers.PretrainedConfig:
     """Read the model's config; the first thing that a missing or broken model folder fails at."""
     path = str(chosen.model)
     if path == "tiny":
@@ -220,8 +194,9 @@ def tiny_config(chosen: options.Options) -> transformers.LlamaConfig:
 
 
 def attention(chosen: options.Options, device: ports.Device) -> str:
-    """Return the kind of tree attention: `rectangles` or `mask`."""
-    return ATTENTION[chosen.attn_implementation] or device.attention[0]
+    """Return the kind of tree attention: what was asked for where the device has it, else what it prefers."""
+    meant = ATTENTION[chosen.attn_implementation]
+    return next((kind for kind in device.attention if kind in meant), device.attention[0])
 
 
 def data_seed(chosen: options.Options) -> int | None:
@@ -285,31 +260,46 @@ def model(
     """
     modes = {
         "attention": attention(chosen, device),
+        "price": device.price,
         "dropout": training and not chosen.disable_dropout,
         "gradient_checkpointing": training and chosen.gradient_checkpointing,
+        "activation_offloading": training and chosen.activation_offloading,
+        "feed_forward_chunk": chosen.chunk_size_feed_forward,
     }
-    wanted = dtype(chosen, device, training=training)
+    wanted = dtype(chosen, device)
     try:
         if chosen.model == "tiny":
             module: Any = _tiny(chosen, wanted, scalar=scalar)
-            return loading.bind(module.to(device.type), **modes)
-        return loading.load(
-            str(chosen.model),
-            dtype=wanted,
-            device=device.type,
-            revision=chosen.revision,
-            trust_remote_code=chosen.trust_remote_code,
-            scalar_seed=chosen.seed if scalar else None,
-            **modes,
-        )
+            made, params = loading.bind(module, device=device.type, **modes)
+        else:
+            made, params = _load(chosen, wanted, device, scalar=scalar, **modes)
+        if chosen.bf16 and wanted == torch.float32:
+            made = attrs.evolve(made, autocast=torch.bfloat16)
+        return low_rank.beside(chosen, made, params, training=training)
     except (OSError, ValueError) as problem:
         raise mistake.Mistake(f"model {chosen.model}: {folders.first_line(problem)}") from problem
+
+
+def _load(
+    chosen: options.Options, wanted: torch.dtype, device: ports.Device, *, scalar: bool, **modes: Any
+) -> tuple[transformers_lm.TransformersLM, dict[str, Tensor]]:
+    """Load a model from a folder or the hub."""
+    return loading.load(
+        str(chosen.model),
+        dtype=wanted,
+        device=device.type,
+        revision=chosen.revision,
+        trust_remote_code=chosen.trust_remote_code,
+        scalar_seed=chosen.seed if scalar else None,
+        config=None if chosen.rope_scaling is None else config(chosen),
+        **modes,
+    )
 
 
 def _tiny(chosen: options.Options, wanted: torch.dtype, *, scalar: bool) -> transformers.PreTrainedModel:
     """Draw the built-in model's weights from the seed."""
     kind: Any = transformers.AutoModelForCausalLM
-    described = tiny_config(chosen)
+    described: Any = config(chosen)
     if scalar:
         kind, described.num_labels = transformers.AutoModelForSequenceClassification, 1
     with torch.random.fork_rng(devices=[]):
@@ -337,20 +327,3 @@ def dropouts(config: transformers.PretrainedConfig) -> Mapping[str, float]:
         if n.endswith(("dropout", "_pdrop", "dropout_prob")) and not n.startswith(OF_OTHER_HEADS)
     }
     return {n: float(v) for n, v in rates.items() if isinstance(v, int | float) and v > 0}
-
-
-def _own(name: str) -> algorithms.Algorithm:
-    """Import the caller's own algorithm."""
-    module, _, attribute = name.partition(":")
-    sys.path.insert(0, os.getcwd())  # `python -m` does this; the console command does not
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except Exception as problem:  # whatever the caller's module raises
-        raise mistake.Mistake(
-            f"algorithm {name} cannot be imported: {type(problem).__name__}: {folders.first_line(problem)}"
-        ) from problem
-    finally:
-        sys.path.pop(0)
-    if not isinstance(found, algorithms.Algorithm):
-        raise mistake.Mistake(f"algorithm {name} is a {type(found).__name__}; an Algorithm was wanted")
-    return found

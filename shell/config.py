@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from shell import about, checks, entries, manual, mistake, options, translate
+from shell import about, adapter, checks, entries, manual, mistake, options, rollout_checks, translate
 from shell.options import Options
 
 _OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -57,7 +57,8 @@ def parse(argv: Sequence[str]) -> Command:
         known = words[0] if words[0] in about.ALGORITHMS or _OWN.fullmatch(words[0]) else None
         print(manual.usage(known))
         raise SystemExit(0)
-    return _resolved(_algorithm(words[0]), written(words[1:]))
+    algorithm = _algorithm(words[0])
+    return resolved(algorithm, written(words[1:]))
 
 
 def written(words: Sequence[str]) -> list[entries.Entry]:
@@ -92,7 +93,7 @@ def from_values(algorithm: str, values: Mapping[str, Any]) -> Command:
     Raises:
         Mistake: as `parse`.
     """
-    return _resolved(_algorithm(algorithm), entries.from_values(values))
+    return resolved(algorithm, entries.from_values(values))
 
 
 def to_yaml(chosen: Options) -> str:
@@ -147,21 +148,68 @@ def whole(steps: float) -> int:
     return math.ceil(round(steps, 9))
 
 
-def _resolved(algorithm: str, written: Sequence[entries.Entry]) -> Command:
-    """Turn entries into options: names, types, what follows from others, what excludes others."""
+def resolved(word: str, written: Sequence[entries.Entry]) -> Command:
+    """Turn entries into options: names, types, what follows from others, what excludes others.
+
+    Args:
+        word: the algorithm, as it came.
+        written: what was set, by a command line or a file or a call.
+
+    Raises:
+        Mistake: as `parse`.
+    """
+    algorithm = _algorithm(word)
     given, notes = translate.ours(algorithm, written)
     checks.read(algorithm, given)
     values = {name: options.default(algorithm, name) for name in options.FIELDS}
     asked = {name: entry for name, entry in given.items() if options.reads(algorithm, name)}
     values |= {name: checks.typed(algorithm, name, entry) for name, entry in asked.items()}
-    chosen = _derived(Options(**values), given)
+    chosen = _derived(_under(algorithm, Options(**values), given), given)
     checks.together(algorithm, chosen, given)
     return Command(
         algorithm=algorithm,
         options=chosen,
         given=frozenset(given),
-        notes=(*notes, *_remarks(algorithm, chosen, given)),
+        notes=(*notes, *_remarks(chosen, given)),
     )
+
+
+def settled(command: Command, kin: str) -> Command:
+    """Give what nobody set under a caller's own algorithm the defaults of the built-in one that is nearest.
+
+    What an algorithm trains on is known only when its module is imported, so this comes after `parse`.
+
+    Args:
+        command: of a `module:name`; any other is returned as it is.
+        kin: the built-in algorithm that trains the same rows.
+
+    Raises:
+        Mistake: its rollouts cannot be as they are asked for.
+    """
+    if command.algorithm in about.ALGORITHMS:
+        return command
+    usual = {
+        name: options.default(kin, name)
+        for name in options.FIELDS
+        if options.known(name).differs and name not in command.given
+    }
+    changed = {name: value for name, value in usual.items() if value != getattr(command.options, name)}
+    wrong = rollout_checks.prompts(command.options) if kin == about.KIN["prompts"] else None
+    if wrong is not None:
+        raise mistake.Mistake(f"{wrong[0]}: {wrong[1]}")
+    told = ", ".join(f"{name} {entries.shown(value)}" for name, value in changed.items())
+    note = (f"as {kin}, which trains the same rows: {told}",) if changed else ()
+    return attrs.evolve(
+        command, options=attrs.evolve(command.options, **changed), notes=(*command.notes, *note)
+    )
+
+
+def _under(algorithm: str, chosen: Options, given: Mapping[str, entries.Entry]) -> Options:
+    """Give what nobody set the default that it has under the loss that was asked for."""
+    free = [name for name in options.FIELDS if name not in given and options.reads(algorithm, name)]
+    usual = {name: options.known(name).under for name in free}
+    kind = chosen.loss_type if isinstance(chosen.loss_type, str) else ""
+    return attrs.evolve(chosen, **{name: by[kind] for name, by in usual.items() if kind in by})
 
 
 def _derived(chosen: Options, given: Mapping[str, entries.Entry]) -> Options:
@@ -179,29 +227,26 @@ def _derived(chosen: Options, given: Mapping[str, entries.Entry]) -> Options:
         settled["eval_split"] = "train" if checks.is_file(rows) else "test"
     if chosen.save_strategy != "steps" and "save_steps" not in given:
         settled["save_steps"] = None
-    return attrs.evolve(chosen, **settled)
+    return adapter.settled(attrs.evolve(chosen, **settled), given)
 
 
-def _remarks(algorithm: str, chosen: Options, given: Mapping[str, entries.Entry]) -> list[str]:
+def _remarks(chosen: Options, given: Mapping[str, entries.Entry]) -> list[str]:
     """Say what a caller may not expect of options that are right."""
-    told = []
-    if chosen.max_steps is not None and "num_train_epochs" in given:
-        where = given["num_train_epochs"].where
-        told.append(f"{where} is ignored: max_steps {chosen.max_steps} says how long the run is.")
-    if algorithm not in about.ALGORITHMS and "learning_rate" not in given:
-        told.append(
-            f"learning_rate is {chosen.learning_rate:g}, as for sft: {algorithm} has no default of its own."
-        )
-    return told
+    told = adapter.remarks(chosen, given)
+    if chosen.max_steps is None or "num_train_epochs" not in given:
+        return told
+    where = given["num_train_epochs"].where
+    return [*told, f"{where} is ignored: max_steps {chosen.max_steps} says how long the run is."]
 
 
 def _algorithm(word: str) -> str:
     """Return an algorithm that can be run, or refuse it."""
     if about.ALGORITHMS.get(word) or _OWN.fullmatch(word):
         return word
-    built = ", ".join(name for name, there in about.ALGORITHMS.items() if there)
     if word in about.ALGORITHMS:
-        raise mistake.Mistake(f"algorithm {word!r}: it is not built yet; {built} or module:name was wanted.")
+        raise mistake.Mistake(
+            f"algorithm {word!r}: it is not built yet; {options.names()} or module:name was wanted."
+        )
     hint = translate.hint(word, about.ALGORITHMS, " See --help.")
     raise mistake.Mistake(
         f"algorithm {word!r}: it does not exist; one of {options.names()} or module:name was wanted.{hint}"

@@ -14,7 +14,19 @@ import tokenizers
 import transformers
 
 from core.plan import batching, sample
-from shell import aside, counts, encode, formats, mistake, preferences, shares, sides, sources, truncate
+from shell import (
+    aside,
+    carried,
+    counts,
+    encode,
+    formats,
+    mistake,
+    preferences,
+    shares,
+    sides,
+    sources,
+    truncate,
+)
 from shell import chat as chats
 
 # Raised whenever the same rows and options would give other samples or other files.
@@ -60,6 +72,7 @@ class Prepared:
     Attributes:
         tokens, trained: the samples one after another, int32 and bool `[tokens]`.
         columns: numbers of the samples by name, float64 `[samples]` each.
+        terms: numbers of the tokens by name, `[tokens]` each.
         starts: where each sample begins in them, int64 `[samples + 1]`.
         rows: where each row begins among the samples, int64 `[rows + 1]`.
         parts: which rows came from which source.
@@ -75,6 +88,7 @@ class Prepared:
     parts: tuple[Part, ...]
     counts: counts.Counts
     fingerprint: str
+    terms: Mapping[str, np.ndarray] = attrs.field(factory=dict)
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -90,7 +104,10 @@ class Prepared:
             sample.Sample(
                 tokens=self.tokens[start:stop].astype(np.int64),
                 trained=np.array(self.trained[start:stop]),
-                columns={name: float(column[number]) for name, column in self.columns.items()},
+                columns={
+                    **{name: float(column[number]) for name, column in self.columns.items()},
+                    **{name: np.array(column[start:stop]) for name, column in self.terms.items()},
+                },
                 group=int(row),
                 unit=int(row),
             )
@@ -140,6 +157,7 @@ def rules(
     assistant_only_loss: bool = False,
     chat_template: str | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    columns: Sequence[str] = (),
 ) -> encode.Rules:
     """Bind the options to a tokenizer, and refuse those that mean nothing for the rows.
 
@@ -162,6 +180,7 @@ def rules(
         truncation=truncation,
         completion_only_loss=completion_only_loss,
         assistant_only_loss=bool(assistant_only_loss),
+        columns=tuple(columns),
     )
     for one in opened:
         encode.check(one.kind, one.conversation, bound, where=one.source.name)
@@ -268,9 +287,10 @@ def batches(
         _same_kind(parsed, opened)
         if opened.rows == "text":
             drafts = encode.drafts(parsed, bound)
-            yield truncate.fit(drafts, max_length=bound.max_length, truncation=bound.truncation)
+            made, counted = truncate.fit(drafts, max_length=bound.max_length, truncation=bound.truncation)
         else:
-            yield (sides.pairs if opened.rows == "pairs" else sides.labeled)(parsed, bound)
+            made, counted = (sides.pairs if opened.rows == "pairs" else sides.labeled)(parsed, bound)
+        yield carried.added(made, chunk, bound.columns), counted
 
 
 def together(pieces: Sequence[truncate.Piece], opened: Opened) -> list[list[truncate.Piece]]:

@@ -38,6 +38,7 @@ class Rules:
             `split` (the rest makes further samples; texts only).
         completion_only_loss: train completions alone; None means yes, for rows that have one.
         assistant_only_loss: train what the assistant writes alone (conversations).
+        columns: numbers of a row that its samples carry, for a loss that reads them.
     """
 
     tokenizer: transformers.PreTrainedTokenizerBase
@@ -46,6 +47,7 @@ class Rules:
     truncation: str = "keep_start"
     completion_only_loss: bool | None = None
     assistant_only_loss: bool = False
+    columns: tuple[str, ...] = ()
 
 
 @attrs.frozen(kw_only=True, eq=False)

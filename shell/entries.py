@@ -108,6 +108,11 @@ def dump(values: Mapping[str, Any]) -> str:
     return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
+def shown(value: Any) -> str:
+    """Write a value as YAML has it, in a word."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
+
+
 def _worded(key: str, values: list[str], where: str) -> Entry:
     """Make the entry of one key of a command line."""
     if not values:

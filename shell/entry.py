@@ -1,6 +1,8 @@
 """What every entry point does around its work: mistakes in one line, exit statuses."""
 
 import errno
+import os
+import signal
 import sys
 from collections.abc import Callable
 
@@ -21,7 +23,14 @@ def guarded(work: Callable[[], int]) -> int:
     """
     try:
         roots.check()
-        return work()
+        try:
+            return work()
+        finally:
+            sys.stdout.flush()  # what nobody reads is met here, not when the interpreter ends
+    except BrokenPipeError:
+        # The reader has seen enough, as in `--help | head`; what is left goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except mistake.Mistake as told:
         print(f"error: {' '.join(str(told).split())}", file=sys.stderr)
         return 2

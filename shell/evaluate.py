@@ -1,11 +1,17 @@
-"""Evaluate a model on a dataset: `python -m shell.evaluate MODEL --dataset ...`."""
+"""Evaluate a model on a dataset: `python -m shell.evaluate MODEL --algorithm NAME --dataset ...`.
 
+The numbers are those that a run of the algorithm logs as `eval_...` when it evaluates the same weights on
+the same rows: the loss over all rows, or, of an algorithm that learns from rewards, what completions of the
+prompts are worth.
+"""
+
+import pathlib
 import sys
 from collections.abc import Mapping, Sequence
 
 import attrs
 
-from shell import checks, config, entries, entry, mistake, options, translate
+from shell import about, checks, config, entries, entry, mistake, options, translate
 
 REFUSED = {
     "streaming": "evaluation reads every row once, so they are read whole",
@@ -16,9 +22,24 @@ TRAINING = {
     *("output_dir", "max_steps", "num_train_epochs", "resume", "save_strategy", "save_steps"),
     *("save_total_limit", "metric_for_best_model", "greater_is_better", "logging_steps", "eval_strategy"),
     *("eval_steps", "eval_on_start", "eval_dataset", "eval_split", "report_to", "price_per_hour"),
-    *("shuffle_dataset", "data_seed", "disable_dropout", "gradient_checkpointing"),
+    *("shuffle_dataset", "data_seed", "disable_dropout", "gradient_checkpointing", "activation_offloading"),
+    *("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"),
 }
-USAGE = "python -m shell.evaluate MODEL --dataset DATASET [--key value ...]"
+# What more of it those do not read whose completions are judged by rewards alone.
+GENERATING = {"num_iterations", "steps_per_generation", "num_generations"}
+USAGE = "python -m shell.evaluate MODEL [--algorithm NAME] --dataset DATASET [--key value ...]"
+HELP = f"""usage: {USAGE}
+
+MODEL is a folder, a hub id or tiny; --model MODEL says the same. NAME is {{names}} or module:name, sft when
+it is not set. One JSON object is printed: what a run of that algorithm logs as eval_... on the same rows.
+
+The reference that dpo, kto or a caller's own compares MODEL with is, in this order: --ref_model; MODEL
+itself, where --init_from names the weights that are evaluated; what the run began with that left MODEL as
+its model/. Of grpo and rloo, prompts are completed, once each and always with the same draws, and scored by
+reward_funcs.
+
+The other keys are those of `python -m shell.train NAME`; see its --help. What only training reads is named
+and ignored, so that a run's own config.yaml serves: --config OUT/config.yaml."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,19 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(words: Sequence[str]) -> int:
     """Read the words, then load torch and evaluate."""
-    if words[:1] in (["-h"], ["--help"], ["help"]):
-        print(f"usage: {USAGE}\n\nThe keys are those of `python -m shell.train sft`; see its --help.")
+    if words[:1] == ["help"] or {"-h", "--help"} & set(words):
+        print(HELP.format(names=options.names()))
         return 0
-    if not words:
-        raise mistake.Mistake(f"nothing came; {USAGE} was wanted.")
-    if words[0].startswith("-"):
-        raise mistake.Mistake(
-            f"{words[0]!r} came first; {USAGE} was wanted: name a folder, hub id or tiny first."
-        )
-    asked = ["--model", words[0], *words[1:]]
-    _refuse(translate.ours("sft", config.written(asked))[0])
-    command = config.parse(["sft", *asked])
-    unread = [name for name in options.FIELDS if name in command.given and _is_unread(name)]
+    command = _command(words)
+    unread = [name for name in options.FIELDS if name in command.given and _is_unread(command, name)]
     if unread:
         told = f"evaluation does not read {', '.join(unread)}"
         command = attrs.evolve(command, notes=(*command.notes, told))
@@ -50,16 +63,40 @@ def run(words: Sequence[str]) -> int:
     return jobs.evaluate(command)
 
 
-def _refuse(given: Mapping[str, entries.Entry]) -> None:
+def _command(words: Sequence[str]) -> config.Command:
+    """Read the algorithm and the options."""
+    if not words:
+        raise mistake.Mistake(f"nothing came; {USAGE} was wanted.")
+    first = words[0]
+    if first in about.ALGORITHMS and not pathlib.Path(first).exists():
+        raise mistake.Mistake(
+            f"{first!r} came first, where MODEL was wanted: {USAGE}; say --algorithm {first}."
+        )
+    written = config.written(words if first.startswith("-") else ["--model", *words])
+    named = [one for one in written if one.key == "algorithm"]
+    for one in named:
+        if not isinstance(one.value, str) or one.bare:
+            raise mistake.Mistake(f"{one.where}: {one.came()}; {options.names()} or module:name was wanted.")
+    word = max(named, key=lambda one: one.rank).value if named else "sft"
+    asked = [one for one in written if one.key != "algorithm"]
+    _refuse(word, translate.ours(word, asked)[0])
+    return config.resolved(word, asked)
+
+
+def _refuse(algorithm: str, given: Mapping[str, entries.Entry]) -> None:
     """Refuse what evaluation cannot do, before an option is asked for that only training needs."""
     for name, why in REFUSED.items():
-        if name in given and checks.typed("sft", name, given[name]):
+        if name in given and checks.typed(algorithm, name, given[name]):
             raise mistake.Mistake(f"{given[name].where}: {why}; leave it out.")
 
 
-def _is_unread(name: str) -> bool:
+def _is_unread(command: config.Command, name: str) -> bool:
     """Say whether an option changes nothing about an evaluation."""
-    return options.known(name).group == "optimizer" or name in TRAINING
+    group = options.known(name).group
+    by_rewards = command.algorithm in about.POLICY
+    return (
+        group == "optimizer" or name in TRAINING or (by_rewards and (group == "loss" or name in GENERATING))
+    )
 
 
 if __name__ == "__main__":

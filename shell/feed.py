@@ -10,8 +10,9 @@ import attrs
 import numpy as np
 import torch
 
-from core import algorithms, pack, ports
+from core import algorithms, pack, padded, ports
 from core.plan import batching, cost, mismatch, sample
+from core.plan import sizes as sizes_
 from shell import counts as counts_
 from shell import data, encode, mistake, stream
 
@@ -112,7 +113,7 @@ class Prepared:
     @property
     def digest(self) -> str:
         """Return a hash of all samples: rows that changed under their name are other rows."""
-        return _digest(self.rows)
+        return digest(self.rows)
 
     def take(self, place: Place) -> tuple[list[sample.Sample], Place]:
         """Return the samples of the step that begins at a place, and the place after it."""
@@ -209,6 +210,7 @@ def packs(
     needs: Sequence[str],
     dtype: torch.dtype,
     device: str,
+    sizes: sizes_.Sizes | None = None,
     counts: pack.Counts | None = None,
     ranks: ports.Ranks = ports.ALONE,
 ) -> list[pack.Pack]:
@@ -223,6 +225,7 @@ def packs(
         needs: fields of Scores that are wanted beside log-probabilities.
         dtype: of the columns.
         device: where the tensors go.
+        sizes: what forwards are padded to; None: nothing is.
         counts: totals that the loss divides by; None: those of these samples.
         ranks: who shares the step.
     """
@@ -230,18 +233,12 @@ def packs(
     plan = batching.assign(
         samples, budget=budget, couples=algorithm.couples, num_ranks=ranks.num, share=share, shape=shape
     )
-    return [
-        pack.build(
-            [samples[i] for i in members],
-            counts,
-            needs=needs,
-            share=share,
-            budget=budget,
-            dtype=dtype,
-            device=device,
-        )
-        for members in plan[ranks.index]
-    ]
+    options = {"needs": needs, "share": share, "dtype": dtype, "device": device}
+    own = ([samples[i] for i in members] for members in plan[ranks.index])
+    if sizes is None:
+        return [pack.build(each, counts, budget=budget, **options) for each in own]
+    most = min(budget, sizes.nodes[-1])
+    return [padded.build(each, counts, planned=sizes, budget=most, **options) for each in own]
 
 
 def check_vocabulary(tokens: np.ndarray, vocab: int) -> None:
@@ -262,8 +259,13 @@ def check_vocabulary(tokens: np.ndarray, vocab: int) -> None:
         )
 
 
-@functools.lru_cache(maxsize=1)
-def _digest(rows: data.Prepared) -> str:
+@functools.lru_cache(maxsize=2)
+def digest(rows: data.Prepared) -> str:
+    """Return a hash of all samples.
+
+    Args:
+        rows: prepared.
+    """
     made = hashlib.blake2b(digest_size=16)
     columns = (rows.columns[name] for name in sorted(rows.columns))
     for values in (rows.tokens, rows.trained, rows.starts, rows.rows, *columns):

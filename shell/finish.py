@@ -10,7 +10,8 @@ from typing import Any
 import attrs
 import safetensors
 
-from shell import chat, choose, env, files, log, loop, mistake, plan, prepare, progress
+from adapters import transformers_lm
+from shell import chat, choose, env, files, graphs, log, loop, low_rank, mistake, plan, prepare, progress
 
 
 def write_model(job: loop.Job, tokenizer: Any, params: Mapping[str, Any]) -> None:
@@ -31,8 +32,7 @@ def write_model(job: loop.Job, tokenizer: Any, params: Mapping[str, Any]) -> Non
         if job.model.scalar:
             # Its own class finds the last token of a row by skipping this one, so no row may end in it.
             tokenizer.pad_token_id = job.model.module.config.pad_token_id = chat.spare_id(tokenizer)
-        job.model.save(params, str(aside))
-        tokenizer.save_pretrained(aside)
+        low_rank.write(job.model, params, aside, job.command.options, tokenizer)
         for path in aside.iterdir():
             path.chmod(0o666 & ~mask)  # safetensors keeps others out, such as a server of another user
             files.sync(path)
@@ -57,7 +57,9 @@ def is_finished(folder: pathlib.Path, step: int) -> bool:
     return bool(facts.get("finished")) and facts.get("step") == step and (folder / "model").is_dir()
 
 
-def facts(ready: prepare.Ready, promised: plan.Promise) -> dict[str, Any]:
+def facts(
+    ready: prepare.Ready, promised: plan.Promise, model: transformers_lm.TransformersLM
+) -> dict[str, Any]:
     """Return what run.json tells beside what was measured."""
     rows = {"train": ready.rows.counts, "eval": ready.held_out.counts if ready.held_out else None}
     return {
@@ -68,6 +70,7 @@ def facts(ready: prepare.Ready, promised: plan.Promise) -> dict[str, Any]:
         "attention": choose.attention(ready.command.options, ready.device),
         "rows": {name: attrs.asdict(counted) for name, counted in rows.items() if counted},
         "promised": attrs.asdict(promised),
+        **graphs.facts(model, ready),
     }
 
 

@@ -228,10 +228,19 @@ def _known_role(role: Any, where: str, template: str) -> None:
         raise mistake.Mistake(f"{where}: the role {role!r} is unknown; wanted is one of {wanted}.")
 
 
+def role_of(named: Any) -> str | None:
+    """Return the role that a `from` names, None where it names none.
+
+    >>> role_of("gpt")
+    'assistant'
+    """
+    return _SHAREGPT.get(named) if isinstance(named, str) else None
+
+
 def _from_value(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Translate a message with from and value."""
     named = message["from"]
-    role = _SHAREGPT.get(named) if isinstance(named, str) else None
+    role = role_of(named)
     if role is None:
         raise mistake.Mistake(
             f"{where}: the role {named!r} is unknown; wanted is one of {', '.join(_SHAREGPT)}."

@@ -4,11 +4,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 
-from adapters import sampling, transformers_lm
+from adapters import sampling, static_cache, transformers_lm
 from core import ports
-from shell import answers, data, mistake, options, prompts, rewards, rollout, tasks
+from shell import answers, data, encode, mistake, options, prompts, rewards, rounds, tasks
 from shell import chat as chats
+
+MOST_ROWS = 256
+"""Of a cache of fixed shape, but for a larger group."""
 
 
 def functions(
@@ -24,12 +28,14 @@ def functions(
     Raises:
         mistake.Mistake: there is none, or one takes what no column is.
     """
+    if chosen.teacher_model is not None:
+        return ()  # it judges every token
     known = tasks.scores([one.source.name for one in opened])
     named = (chosen.reward_funcs,) if isinstance(chosen.reward_funcs, str) else chosen.reward_funcs
     found = rewards.find(
         list(own or named or known),
         weights=chosen.reward_weights,
-        limit=chosen.max_completion_length or 1,
+        limit=_longest(chosen),
         known=known,
     )
     columns = [row.keys() for one in opened if (row := next(one.source.read(0))[1])]
@@ -38,7 +44,11 @@ def functions(
 
 
 def rules(
-    opened: Sequence[data.Opened], chosen: options.Options, tokenizer: Any, limit: int | None
+    opened: Sequence[data.Opened],
+    chosen: options.Options,
+    tokenizer: Any,
+    limit: int | None,
+    answers: encode.Rules | None = None,
 ) -> prompts.Rules:
     """Bind the options of prompts to the tokenizer.
 
@@ -47,11 +57,12 @@ def rules(
         chosen: the options.
         tokenizer: the model's.
         limit: most tokens of a prompt with its completion.
+        answers: how the rows' own completions are encoded, where some are trained.
 
     Raises:
         mistake.Mistake: no prompt leaves room for its completion.
     """
-    room = None if limit is None else limit - (chosen.max_completion_length or 1)
+    room = None if limit is None else limit - _longest(chosen)
     if room is not None and room < 1:
         raise mistake.Mistake(
             f"max_completion_length {chosen.max_completion_length} came; prompt and completion together have "
@@ -63,10 +74,11 @@ def rules(
         limit=room,
         chat_template=chosen.chat_template,
         chat_template_kwargs=chosen.chat_template_kwargs,
+        answers=answers,
     )
 
 
-def plan(rows: prompts.Prompts, chosen: options.Options, seed: int | None) -> rollout.Plan:
+def plan(rows: prompts.Prompts, chosen: options.Options, seed: int | None) -> rounds.Plan:
     """Return the prompts in their order.
 
     Args:
@@ -74,14 +86,15 @@ def plan(rows: prompts.Prompts, chosen: options.Options, seed: int | None) -> ro
         chosen: the options.
         seed: of the order; None: as they come.
     """
-    return rollout.Plan(
+    return rounds.Plan(
         prompts=rows,
         batch_size=chosen.batch_size,
         num_generations=chosen.num_generations or 1,
         steps_per_generation=chosen.steps_per_generation or 1,
         num_iterations=chosen.num_iterations or 1,
-        max_tokens=chosen.max_completion_length or 1,
+        max_tokens=_longest(chosen),
         seed=seed,
+        lmbda=1.0 if chosen.lmbda is None else chosen.lmbda,
     )
 
 
@@ -94,7 +107,8 @@ def tempered(
         model: as it was loaded.
         chosen: the options.
     """
-    return attrs.evolve(model, shape=attrs.evolve(model.shape, temperature=chosen.temperature or 1.0))
+    temperature = options.number(chosen, "temperature")
+    return attrs.evolve(model, shape=attrs.evolve(model.shape, temperature=temperature))
 
 
 def asking(
@@ -103,6 +117,7 @@ def asking(
     scored: Sequence[rewards.Reward],
     chosen: options.Options,
     ranks: ports.Ranks,
+    static: static_cache.Shapes | None = None,
 ) -> answers.Asking:
     """Return how prompts are completed and scored.
 
@@ -112,21 +127,59 @@ def asking(
         scored: what scores.
         chosen: the options.
         ranks: who shares the work.
+        static: shapes of drawing that never change; None: they follow what is drawn.
     """
     return answers.Asking(
-        engine=sampling.Sampler(model),
+        engine=sampling.Sampler(model, static=static),
         sampling=ports.Sampling(
-            temperature=chosen.temperature or 1.0,
-            top_k=chosen.top_k or 0,
-            top_p=1.0 if chosen.top_p is None else chosen.top_p,
+            temperature=options.number(chosen, "temperature"),
+            top_k=options.number(chosen, "top_k"),
+            top_p=options.number(chosen, "top_p"),
             min_p=chosen.min_p or 0.0,
-            max_tokens=chosen.max_completion_length or 1,
+            max_tokens=_longest(chosen),
             stop_ids=_stops(model, tokenizer),
         ),
         tokenizer=tokenizer,
         functions=scored,
         ranks=ranks,
     )
+
+
+def static(
+    chosen: options.Options,
+    device: ports.Device,
+    ranks: ports.Ranks,
+    drawn: rounds.Plan,
+    held_out: Any,
+) -> static_cache.Shapes | None:
+    """Return the shapes that serve every prompt of a run; None: shapes follow what is drawn.
+
+    Args:
+        chosen: the options.
+        device: says what it needs when nobody asked.
+        ranks: who shares the work.
+        drawn: the prompts and how many are drawn at once.
+        held_out: the prompts to evaluate on, or anything else.
+    """
+    needs, asked = device.generation, chosen.cache_implementation
+    if not (needs["static"] if asked is None else asked == "static"):
+        return None
+    known = [rows for rows in (drawn.prompts, held_out) if isinstance(rows, prompts.Prompts) and len(rows)]
+    longest = max(int(np.diff(rows.starts).max()) for rows in known)
+    size = drawn.num_generations
+    at_once = -(-drawn.num_prompts * drawn.steps_per_generation // ranks.num)
+    return static_cache.Shapes(
+        rows=size * min(at_once, max(1, MOST_ROWS // size)),
+        length=longest + _longest(chosen),
+        chunk=needs.get("chunk", 128),
+        on_host=needs.get("on_host", False),
+        compiled=static_cache.one_graph(**device.compile) if chosen.compile else None,
+    )
+
+
+def _longest(chosen: options.Options) -> int:
+    """Return the most tokens of a completion."""
+    return options.number(chosen, "max_completion_length")
 
 
 def _stops(model: transformers_lm.TransformersLM, tokenizer: Any) -> tuple[int, ...]:

@@ -4,34 +4,43 @@ import contextlib
 import json
 import pathlib
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import attrs
+
+from adapters import cpu, shards, signatures, transformers_lm
 from adapters import ranks as processes
-from adapters import transformers_lm
-from core import algorithms, keys, steps
+from core import algorithms, keys, optimizers, steps
 from shell import (
+    cached,
     checkpoint,
     checks,
     choose,
     config,
     counts,
-    feed,
     files,
     finish,
+    forecast,
     generate,
+    graphs,
+    launched,
     lock,
     log,
     loop,
-    measure,
+    low_rank,
     meter,
+    own,
     plan,
     prepare,
     progress,
     references,
     resume,
     rollout,
+    rounds,
     signals,
+    splitting,
+    teachers,
     trackers,
 )
 
@@ -48,14 +57,16 @@ def train(
         algorithm: the caller's own; None: the one that the command names.
         functions: rewards of the caller's own, names among them; none: those that the command names.
     """
-    chosen = command.options
-    checks.placed(chosen)
+    checks.placed(command.options)
     with contextlib.ExitStack() as stack:
         display = progress.Display(shown=processes.is_first())
+        command, algorithm = _settled(launched.applied(command), algorithm)
+        chosen = command.options
         for note in command.notes:
             display.note(note)
-        device = prepare.device(chosen.device, display)
+        device = prepare.device(chosen.device, display, chosen.attn_implementation)
         ranks = processes.join(device)
+        splitting.check(chosen, device, ranks)
         folder = _folder(chosen, stack)
         if ranks.index == 0 and not chosen.dry_run:
             stack.enter_context(lock.hold(folder))
@@ -65,12 +76,17 @@ def train(
         saved = None if place is None else resume.find(command, place, display.note)
         gauge = meter.Meter(ranks)
         with gauge.part("preparing"):
-            ready = prepare.ready(
-                command, folder, device, ranks, display, algorithm, fresh=saved is None, functions=functions
-            )
+            ready = forecast.planned(
+                prepare.ready(
+                    command, folder, device, ranks, display, algorithm, fresh=saved is None,
+                    functions=functions,
+                )
+            )  # fmt: skip
+            graphs.check(ready)
             promised = plan.promise(
                 ready.preview, ready.num_steps, ready.packing, ready.algorithm.couples, ranks,
-                checkpointing=chosen.gradient_checkpointing,
+                checkpointing=chosen.gradient_checkpointing, num_trained=ready.num_trained,
+                split=chosen.fsdp,
             )  # fmt: skip
         if saved is not None and _is_over(ready, saved, display):
             return 0
@@ -87,24 +103,24 @@ def train(
 
 def evaluate(command: config.Command) -> int:
     """Evaluate a model on a command's dataset, print one JSON object and return the exit status."""
-    chosen = command.options
     with contextlib.ExitStack() as stack:
         display = progress.Display(shown=processes.is_first())
+        command, algorithm = _settled(command)
+        chosen = command.options
         for note in command.notes:
             display.note(note)
-        device = prepare.device(chosen.device, display)
+        compared = "reference_logprobs" in algorithm.needs and algorithm.rows != "prompts"
+        origin = references.origin(chosen, display.note) if compared else None
+        device = prepare.device(chosen.device, display, chosen.attn_implementation)
         ranks = processes.join(device)
         stack.enter_context(loop.deterministic())
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        ready = prepare.ready(command, folder, device, ranks, display, training=False)
-        model, params = choose.model(chosen, device, training=False)
-        if chosen.init_from is not None:
-            params = resume.weights(chosen, params)
-        assert isinstance(ready.rows, feed.Prepared)
-        found = measure.measure(
-            model, ready.algorithm, params, ready.rows.rows, packing=ready.packing,
-            batch_size=chosen.batch_size, ranks=ranks,
-        )  # fmt: skip
+        ready = forecast.planned(
+            prepare.ready(command, folder, device, ranks, display, algorithm, training=False), training=False
+        )
+        graphs.check(ready)
+        job, state = _loaded(ready, fresh=True, training=False, origin=origin)
+        found = loop.measured(job, loop.Run(state=state, reference=job.frozen), meter.Meter(ranks))
         if ranks.index == 0:
             print(json.dumps(found, indent=2))
         return 0
@@ -118,33 +134,42 @@ def _run(
     gauge: meter.Meter,
 ) -> int:
     """Load the model, train, and write what the run leaves."""
-    chosen, ranks = ready.command.options, ready.ranks
+    chosen = ready.command.options
     folder = pathlib.Path(str(chosen.output_dir))
     with gauge.part("loading"):
         job, state = _loaded(ready, fresh=saved is None)
+        if chosen.precompute_ref_log_probs:
+            job = cached.asked(job, display.note)
     if saved is None:
-        run = loop.Run(state=state)
+        run = loop.Run(state=state, reference=job.frozen)
     else:
+        low_rank.check(job.base, saved, chosen)
         references.check(job.reference, saved, chosen)
+        teachers.recheck(job.model.teacher, saved, chosen)
         run = loop.restore(job, state, saved, gauge)
     journal = _journal(job, None if saved is None else saved.step, display)
+    gauge.graphs = None if job.model.compiled is None else job.model.compiled.counts
+    gauge.signatures = signatures.Signatures() if chosen.count_signatures else None
     try:
         with signals.caught() as stopped:
             run = loop.train(job, run, journal, gauge, stopped)
         stop = run.stop
-        if not stop and ranks.index == 0:
+        if not stop:
             with gauge.part("saving"):
-                finish.write_model(job, ready.tokenizer, run.state.params)
+                _write_model(job, ready.tokenizer, run.state.params)
         if chosen.streaming:
             for line in counts.notes(ready.rows.counts):
                 display.note(line)
+        if gauge.counted:
+            display.note(f"counted over the run: {gauge.told()}")
         ended = {
             "step": run.state.step,
             "finished": not stop,
             "first_nonfinite_step": run.first_nonfinite,
             "notes": display.notes,
         }
-        journal.run({**finish.facts(ready, promised), **gauge.facts(chosen.price_per_hour), **ended})
+        facts = finish.facts(ready, promised, job.model)
+        journal.run({**facts, **gauge.facts(chosen.price_per_hour), **ended})
         finish.tell(folder, run, display, stop)
     finally:
         journal.close()
@@ -162,25 +187,58 @@ def _is_over(ready: prepare.Ready, saved: checkpoint.Saved, display: progress.Di
     return True
 
 
-def _loaded(ready: prepare.Ready, *, fresh: bool) -> tuple[loop.Job, steps.TrainState]:
-    """Load the model and make the state before the first step."""
+def _settled(
+    command: config.Command, algorithm: algorithms.Algorithm | None = None
+) -> tuple[config.Command, algorithms.Algorithm]:
+    """Return the algorithm, and the command with the defaults of such an algorithm."""
+    found = own.checked(algorithm) if algorithm else choose.algorithm(command.algorithm, command.options)
+    return config.settled(command, own.kin(found)), found
+
+
+def _loaded(
+    ready: prepare.Ready, *, fresh: bool, training: bool = True, origin: config.Options | None = None
+) -> tuple[loop.Job, steps.TrainState]:
+    """Load the model and make the state before the first step; of an evaluation, of no step at all."""
     chosen = ready.command.options
-    model, params = choose.model(chosen, ready.device, scalar="values" in ready.algorithm.needs)
+    scalar = "values" in ready.algorithm.needs
+    # Parts alone go to the device where parameters are split.
+    device = cpu.DEVICE if chosen.fsdp else ready.device
+    model, params = choose.model(chosen, device, scalar=scalar, training=training)
     prompted = ready.algorithm.rows == "prompts"
-    model = generate.tempered(model, chosen) if prompted else model
-    referred = "reference_logprobs" in ready.algorithm.needs
-    if chosen.init_from is not None and (fresh or referred):
-        params = resume.weights(chosen, params)
-    optimizer = choose.optimizer(chosen, ready.num_steps)
+    model = graphs.compiled(model, ready)
+    taught = teachers.load(chosen, ready.device)
+    model = generate.tempered(model, chosen) if prompted or taught else model
+    model = attrs.evolve(model, teacher=taught)
+    referred = "reference_logprobs" in ready.algorithm.needs and (training or not prompted)
+    if chosen.init_from is not None and (fresh or (referred and not chosen.sync_ref_model)):
+        params = resume.weights(chosen, model, params)
+    if origin is None and chosen.ref_model is not None:
+        origin = references.named(chosen)
+    base = references.digest(model.frozen) if model.adapter and training else ""
+    start = low_rank.start(model, params)
+    reference = None
+    if referred:
+        reference = references.of(start, origin, device, below=model.frozen, base=base)
+    ranks = ready.ranks
+    if chosen.fsdp:
+        model, params, reference, ranks = splitting.split(model, params, reference, ranks, ready.device)
+    rule = choose.optimizer(chosen, ready.num_steps, splitting.norm(ranks))
+    optimizer = rule if training else optimizers.sgd(rate=float)
     state = steps.init(params, optimizer, ready.algorithm, key=keys.key(chosen.seed), place=ready.rows.start)
-    reference = references.frozen(params) if referred else None
     job = loop.Job(
         command=ready.command, algorithm=ready.algorithm, optimizer=optimizer, model=model, rows=ready.rows,
-        held_out=ready.held_out, num_steps=ready.num_steps, packing=ready.packing, ranks=ready.ranks,
-        arrange=ready.arrange, reference=reference,
+        held_out=ready.held_out, num_steps=ready.num_steps, packing=ready.packing, ranks=ranks,
+        arrange=ready.arrange, reference=reference, base=base,
         rollouts=_rollouts(ready, model, reference) if prompted else None,
     )  # fmt: skip
     return job, state
+
+
+def _write_model(job: loop.Job, tokenizer: Any, params: Mapping[str, Any]) -> None:
+    """Put the parameters together where they are split, and let the first process write the model folder."""
+    model, whole = shards.joined(job.model, params, device="cpu")
+    if job.ranks.index == 0:
+        finish.write_model(attrs.evolve(job, model=model), tokenizer, whole)
 
 
 def _rollouts(
@@ -188,15 +246,18 @@ def _rollouts(
 ) -> rollout.Rollouts:
     """Return what writes samples out of prompts."""
     chosen = ready.command.options
-    assert isinstance(ready.rows, rollout.Plan)
+    assert isinstance(ready.rows, rounds.Plan)
+    static = generate.static(chosen, ready.device, ready.ranks, ready.rows, ready.held_out)
     return rollout.Rollouts(
         ready.rows,
-        generate.asking(model, ready.tokenizer, ready.functions, chosen, ready.ranks),
+        generate.asking(model, ready.tokenizer, ready.functions, chosen, ready.ranks, static),
         model=model,
         algorithm=ready.algorithm,
         packing=ready.packing,
         reference=None if reference is None else reference.params,
         mask_truncated=bool(chosen.mask_truncated_completions),
+        keep_masked=bool(chosen.keep_masked_in_baseline),
+        tries=chosen.dynamic_sampling or 0,
         num_steps=ready.num_steps,
     )
 

@@ -74,9 +74,25 @@ def _swap(wanted: Mapping[Any, Any], otherwise: str = "") -> Callable[[Any], Any
     return change
 
 
+def _compiler(value: Any) -> Any:
+    """Take the name of a compiler, or of its mode, as asking for one: ours is the device's."""
+    if value is None:
+        return Drop
+    return True if value in ("inductor", "default") else Noted(True, "the device's own compiler is used")
+
+
+def _shards(value: Any) -> Any:
+    """Read what transformers calls full sharding."""
+    words = value.split() if isinstance(value, str) else value
+    if isinstance(words, list) and set(words) - {"full_shard", "auto_wrap"}:
+        raise ValueError("full_shard auto_wrap was wanted, or true")
+    return words if isinstance(words, bool) else bool(words)
+
+
 def _kernel(value: Any) -> Any:
     """Leave kernels that know no trees for our own."""
-    if isinstance(value, str) and re.match(r"flash|flex|paged|kernels-community/|.*/flash", value):
+    other = r"flash(?!_attention_2$)|flex(?!_attention$)|paged|kernels-community/|.*/flash"
+    if isinstance(value, str) and re.match(other, value):
         return Noted("auto", f"{value} knows no trees: our own exact attention runs")
     return "auto" if value is None else value
 
@@ -126,6 +142,7 @@ _ADAMW = "AdamW is the optimizer that is here: adamw_torch"
 
 # Values with which our own options stand in other people's files; YAML reads an unquoted `no` as false.
 _VALUES: Mapping[str, Callable[[Any], Any]] = {
+    "fsdp": _shards,
     "attn_implementation": _kernel,
     "dtype": _swap(
         {None: "auto", "float": "float32", "fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}
@@ -136,7 +153,7 @@ _VALUES: Mapping[str, Callable[[Any], Any]] = {
     "max_steps": _swap({-1: None}),
     "packing": _swap({True: "tree", False: "none", None: "none"}),
     "truncation": _swap({"cut": "keep_start"}),
-    "pad_to_multiple_of": _swap({"auto": None}),
+    "pad_to_multiple_of": _swap({None: "auto"}),
     "report_to": _trackers,
     "save_strategy": _STRATEGY,
     "scale_rewards": _swap({True: "group", False: "none"}),
@@ -145,10 +162,6 @@ _VALUES: Mapping[str, Callable[[Any], Any]] = {
 
 RUN: Mapping[str, Run] = {
     "activation_checkpointing": Run("gradient_checkpointing", _swap({None: False})),
-    "bf16": Run("bf16"),
-    "cache_implementation": Run(
-        "engine", _swap({None: Drop, "static": Drop}, "static is the cache that is here")
-    ),
     "chat_template_path": Run("chat_template", _template),
     "dataset_name": Run("dataset"),
     "dataset_streaming": Run("streaming"),
@@ -158,6 +171,7 @@ RUN: Mapping[str, Run] = {
     "evaluation_strategy": Run("eval_strategy", _STRATEGY),
     "gradient_accumulation_steps": Run("gradient_accumulation_steps"),
     "logging_strategy": Run("logging_steps", _swap({"steps": Drop}, "steps was wanted, with logging_steps")),
+    "max_new_tokens": Run("max_completion_length"),
     "max_seq_length": Run("max_length"),
     "max_tool_calling_iterations": Run(
         "tools", _swap({None: Drop}, "nothing was wanted: tools are not built yet")
@@ -172,6 +186,8 @@ RUN: Mapping[str, Run] = {
     "teacher_model_name_or_path": Run("teacher_model"),
     "tokenizer_name_or_path": Run("tokenizer"),
     "torch_compile": Run("compile"),
+    "torch_compile_backend": Run("compile", _compiler),
+    "torch_compile_mode": Run("compile", _compiler),
     "torch_dtype": Run("dtype", _VALUES["dtype"]),
     "train_sampling_strategy": Run(
         "shuffle_dataset", _swap({"random": True, "sequential": False}, "random or sequential was wanted")
@@ -179,6 +195,7 @@ RUN: Mapping[str, Run] = {
     "truncation_mode": Run("truncation"),
     "use_cpu": Run("device", _swap({True: "cpu", False: Drop}, "true or false was wanted")),
     "use_vllm": Run("engine", _swap({True: "vllm", False: Drop}, "true or false was wanted")),
+    "vllm_importance_sampling_cap": Run("vllm_importance_sampling_clip_max", _swap({None: Drop})),
     "vllm_mode": Run("engine", _swap({"server": Drop}, _BUILT_IN)),
     "vllm_server_base_url": Run("engine_url"),
 }
@@ -219,8 +236,8 @@ HARMLESS: Mapping[str, str] = {
     "eval_packing": "evaluation is packed as training is, to the same result",
     "eval_use_gather_object": _METRICS,
     "full_determinism": "runs are deterministic anyway",
-    "activation_checkpointing_kwargs": "gradient_checkpointing has one exact form",
-    "gradient_checkpointing_kwargs": "gradient_checkpointing has one exact form",
+    "activation_checkpointing_kwargs": "every form of gradient_checkpointing is exact",
+    "gradient_checkpointing_kwargs": "every form of gradient_checkpointing is exact",
     "hub_always_push": _PUSH,
     "hub_model_id": _PUSH,
     "hub_private_repo": _PUSH,
@@ -232,6 +249,7 @@ HARMLESS: Mapping[str, str] = {
     "length_column_name": "lengths are counted",
     "local_rank": "the launcher sets it",
     "log_completions": _LINES,
+    "log_completions_steps": _LINES,
     "log_level": _LINES,
     "log_level_replica": _LINES,
     "log_multimodal": _LINES,
@@ -246,7 +264,6 @@ HARMLESS: Mapping[str, str] = {
     "padding_free": _NOTHING_PADDED,
     "per_device_eval_batch_size": _FORWARD,
     "precompute_ref_batch_size": _FORWARD,
-    "precompute_ref_log_probs": "the reference is read beside the policy, over the same shared prefixes",
     "prediction_loss_only": _METRICS,
     "preprocessing_num_workers": _PROCESSES,
     "project": _TRACKERS,
@@ -256,8 +273,6 @@ HARMLESS: Mapping[str, str] = {
     "run_name": _TRACKERS,
     "save_on_each_node": "a checkpoint is written once",
     "skip_memory_metrics": _LINES,
-    "torch_compile_backend": "the device's own compiler is used",
-    "torch_compile_mode": "the device's own compiler is used",
     "torch_empty_cache_steps": "it changes no result",
     "trackio_bucket_id": _TRACKERS,
     "trackio_space_id": _TRACKERS,
@@ -274,9 +289,7 @@ HARMLESS: Mapping[str, str] = {
 _LORA = "LoRA in PEFT's plain form is what use_peft gives"
 _QUANTIZED = "load the model in bfloat16: dtype: bfloat16"
 _MODEL = "use the options dtype, attn_implementation, revision, trust_remote_code"
-_IS = "vllm_importance_sampling is not built yet"
-_ENTROPY = "use entropy_coef, a constant"
-_SHARDING = "start with accelerate launch; nothing is sharded by a key of this file"
+_SHARDING = "fsdp: true splits parameters; nothing else is sharded"
 _MOE = "the router's loss is not built yet: leave it out for a dense model"
 _HALF = "dtype: bfloat16 needs no loss scaling"
 _DATASET = "write dataset: [{path: a, config: c, split: s, weight: 2}, ...] and eval_dataset"
@@ -284,7 +297,6 @@ _SAMPLING = "temperature, top_p, top_k and min_p shape sampling"
 
 REFUSED: Mapping[str, Refused] = {
     "accelerator_config": Refused("batch_size and shuffle_dataset say it", (None,)),
-    "activation_offloading": Refused("use gradient_checkpointing: true"),
     "auto_find_batch_size": Refused("token_budget is planned so that it fits"),
     "average_tokens_across_devices": Refused(
         "losses are always means over all devices' tokens", (None, True)
@@ -302,17 +314,12 @@ REFUSED: Mapping[str, Refused] = {
     "debug": Refused("leave it out", (None, "", [])),
     "deepspeed": Refused(_SHARDING),
     "do_predict": Refused("use python -m shell.evaluate"),
-    "entropy_coef_delta": Refused(_ENTROPY, (None, 0.005)),
-    "entropy_coef_max": Refused(_ENTROPY, (None, 1.0)),
-    "entropy_coef_min": Refused(_ENTROPY, (None, 0.0)),
-    "entropy_target": Refused(_ENTROPY, (None, 0.2)),
     "env": Refused("set environment variables in the shell that starts the run", (None, {})),
     "eos_token": Refused("set the end token in the tokenizer's folder, and name that as tokenizer", (None,)),
     "eval_delay": Refused("use eval_steps", (None, 0)),
     "fp16": Refused(_HALF),
     "fp16_full_eval": Refused(_HALF),
-    "fsdp": Refused(_SHARDING, (None, False, "")),
-    "fsdp_config": Refused(_SHARDING, (None, {})),
+    "fsdp_config": Refused("fsdp: true splits every layer, and needs no more said", (None, {})),
     "generation_batch_size": Refused("use steps_per_generation", (None,)),
     "generation_kwargs": Refused(_SAMPLING, (None, {})),
     "ignore_data_skip": Refused("a continued run goes on at its place in the data"),
@@ -324,15 +331,11 @@ REFUSED: Mapping[str, Refused] = {
     "load_in_4bit": Refused(_QUANTIZED),
     "load_in_8bit": Refused(_QUANTIZED),
     "log_completions_hub_repo": Refused("nothing is uploaded", (None,)),
-    "lora_modules_to_save": Refused(_LORA, (None,)),
+    "loss_add_tail": Refused("all other tokens always count as one", (None, True)),
     "lora_target_parameters": Refused(_LORA, (None,)),
     "model_init_kwargs": Refused(_MODEL, (None, {})),
-    "multi_objective_aggregation": Refused(
-        "rewards are summed by reward_weights", (None, "sum_then_normalize")
-    ),
     "neftune_noise_alpha": Refused("leave it out: embeddings get no noise", (None, 0)),
     "num_generations_eval": Refused("one completion a prompt is drawn in evaluation", (None,)),
-    "off_policy_mask_threshold": Refused("use max_staleness", (None,)),
     "optim_args": Refused("use adam_beta1, adam_beta2, adam_epsilon, weight_decay", (None, "")),
     "optim_target_modules": Refused(_ADAMW, (None,)),
     "packing_strategy": Refused(
@@ -345,26 +348,21 @@ REFUSED: Mapping[str, Refused] = {
     ),
     "reward_clip_range": Refused("clip inside the reward function", (None,)),
     "router_aux_loss_coef": Refused(_MOE, (None, 0)),
+    "reverse_kl_top_1_mode": Refused("loss_top_k takes the student's own likeliest", (None, "argmax")),
     "save_only_model": Refused("checkpoints hold the whole state; OUTPUT_DIR/model holds the weights alone"),
-    "teacher_model_init_kwargs": Refused("the teacher is loaded as the model is", (None, {})),
-    "teacher_model_revision": Refused("name a folder as teacher_model", (None,)),
+    "teacher_model_server_url": Refused("name a folder or hub id as teacher_model: it runs here", (None,)),
+    "seq_kd": Refused("let the teacher write the completions of a dataset, and take lmbda: 0"),
     "test_split_size": Refused("use eval_dataset, or a split as eval_split", (None,)),
     "tf32": Refused("set the precision of matrix products in the environment"),
     "transformers_continuous_batching_config": Refused(_BUILT_IN, (None,)),
-    "use_adaptive_entropy": Refused(_ENTROPY),
     "use_bnb_nested_quant": Refused(_QUANTIZED),
     "use_dora": Refused(_LORA),
     "use_liger": Refused("leave it out: the vocabulary is never materialized anyway"),
     "use_liger_kernel": Refused("leave it out: the vocabulary is never materialized anyway"),
-    "use_rslora": Refused(_LORA),
+    "use_teacher_server": Refused("name a folder or hub id as teacher_model: it runs here"),
     "use_transformers_continuous_batching": Refused(_BUILT_IN),
     "use_transformers_paged": Refused(_BUILT_IN),
     "vllm_group_port": Refused("use engine_url", (None, 51216)),
-    "vllm_importance_sampling_cap": Refused(_IS, (None,)),
-    "vllm_importance_sampling_clip_max": Refused(_IS, (None, 3.0)),
-    "vllm_importance_sampling_clip_min": Refused(_IS, (None,)),
-    "vllm_importance_sampling_correction": Refused(_IS, (None, True)),
-    "vllm_importance_sampling_mode": Refused(_IS, (None, "sequence_mask")),
     "vllm_server_host": Refused("use engine_url: http://HOST:PORT", (None, "0.0.0.0")),
     "vllm_server_port": Refused("use engine_url: http://HOST:PORT", (None, 8000)),
     "vllm_structured_outputs_regex": Refused(_SAMPLING, (None,)),

@@ -1,7 +1,6 @@
 """The one loop: take rows, plan packs, make a step, log, evaluate, save; until the last step or a signal."""
 
 import contextlib
-import difflib
 import math
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
@@ -19,15 +18,19 @@ from shell import (
     counts,
     data,
     feed,
+    graphs,
     log,
     measure,
     meter,
     mistake,
     options,
+    own,
     prompts,
     references,
     rollout,
+    splitting,
     states,
+    translate,
 )
 
 
@@ -40,7 +43,8 @@ class Job:
         algorithm, optimizer, model: what is trained and how.
         rows: what it is trained on; `held_out`: what it is evaluated on, if anything.
         arrange: what is made of the samples of a step.
-        reference: the frozen parameters that the algorithm compares with; None where it needs none.
+        base: names the frozen weights below an adapter to the bit; empty without one.
+        reference: what the algorithm compares with at first; None where it needs none.
         rollouts: writes the samples of the rows, which are prompts; None where rows are samples.
         num_steps: optimizer steps of the whole run.
         packing: how packs are made, the arguments of `feed.packs`.
@@ -57,12 +61,13 @@ class Job:
     packing: Mapping[str, Any]
     ranks: ports.Ranks
     arrange: feed.Arrange = feed.as_they_come
+    base: str = ""
     reference: references.Reference | None = None
     rollouts: rollout.Rollouts | None = None
 
     @property
     def frozen(self) -> ports.Params | None:
-        """Return the parameters of the reference, if there is one."""
+        """Return the parameters that the reference begins with, if there is one."""
         return None if self.reference is None else self.reference.params
 
     @property
@@ -82,6 +87,7 @@ class Run:
 
     Attributes:
         state: what the steps carry.
+        reference: the parameters that the policy is compared with, if any; they are frozen, or follow it.
         num_tokens: tokens of all rows trained so far.
         scores: the metric that decides on the best checkpoint, by step.
         first_nonfinite: the first step whose loss or gradient was not finite; None: all were.
@@ -89,6 +95,7 @@ class Run:
     """
 
     state: steps.TrainState
+    reference: ports.Params | None = None
     num_tokens: int = 0
     scores: Mapping[int, float] = attrs.field(factory=dict)
     first_nonfinite: int | None = None
@@ -111,17 +118,17 @@ def train(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter, stopped:
     saved = run.state.step
     _check_metric(job, run, gauge)
     if job.chosen.eval_on_start and not run.state.step:
-        journal.log(0, _measured(job, run, gauge))
+        journal.log(0, measured(job, run, gauge))
     while run.state.step < job.num_steps:
         done = run.state.step + 1
         due = {what: _due(job, what, done) for what in ("logging", "eval", "save")}
         with _kept(job, run, saved, journal, gauge):
             drawn = _drawn(job, run, gauge)
         samples = drawn.samples
-        with gauge.step() as timed:
+        with _kept(job, run, saved, journal, gauge, alone=True), gauge.step() as timed:
             wanted = job.algorithm.reads if due["logging"] else job.algorithm.needs
             packs = feed.packs(samples, job.algorithm, needs=wanted, ranks=job.ranks, **job.packing)
-            packs = steps.with_reference(job.model, job.algorithm, job.frozen, packs)
+            packs = steps.with_reference(job.model, job.algorithm, run.reference, packs)
             timed.planned(samples, packs, job.packing["shape"], job.packing["budget"])
             rate = job.optimizer.rate(run.state.step)
             state, means = steps.train_step(
@@ -131,6 +138,7 @@ def train(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter, stopped:
         run = attrs.evolve(
             run,
             state=attrs.evolve(state, place=drawn.place),
+            reference=references.moved(run.reference, state.params, done, job.chosen),
             num_tokens=run.num_tokens + sum(len(s.tokens) for s in samples),
             first_nonfinite=run.first_nonfinite or _nonfinite(job, done, gauge, journal),
         )
@@ -142,7 +150,7 @@ def train(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter, stopped:
             journal.display.step(done)
         if due["eval"]:
             with _kept(job, run, saved, journal, gauge):
-                found = _measured(job, run, gauge)
+                found = measured(job, run, gauge)
             before, run = run, _evaluated(job, run, journal, found)
             due["save"] = due["save"] or _best(job, run) != _best(job, before)
         run = attrs.evolve(run, stop=_any_rank(job, stopped()))
@@ -160,9 +168,10 @@ def save(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter) -> None:
     """Write a checkpoint and remove those that are not kept any more."""
     chosen, measured = job.chosen, gauge.split()
     with gauge.part("saving"):
+        tensors, values = states.split(run.state)
+        tensors = splitting.whole(job.model, tensors | references.split(run.reference, chosen))
         if job.ranks.index == 0:
             journal.sync()
-            tensors, values = states.split(run.state)
             held, told = job.rollouts.split() if job.rollouts else ({}, None)
             values |= {
                 "algorithm": job.command.algorithm,
@@ -174,7 +183,9 @@ def save(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter) -> None:
                 "rows": {"digest": job.rows.digest, "counts": attrs.asdict(job.rows.counts)},
                 "rollouts": told,
                 "measured": measured,
+                "base": job.base,
                 "reference": None if job.reference is None else job.reference.fingerprint,
+                "teacher": None if job.model.teacher is None else job.model.teacher.fingerprint,
             }
             tensors |= held
             checkpoint.save(job.folder, run.state.step, tensors, values, note=journal.display.note)
@@ -199,8 +210,11 @@ def restore(job: Job, template: steps.TrainState, saved: checkpoint.Saved, gauge
             job.rows.counts = counts.Counts(**values["rows"]["counts"])
         if job.rollouts is not None:
             job.rollouts.join(saved.tensors, values["rollouts"])
+        like = states.split(template)[0] | references.split(job.frozen, job.chosen)
+        tensors = splitting.cut(job.model, saved.tensors, like)
         return Run(
-            state=states.join(template, saved.tensors, values),
+            state=states.join(template, tensors, values),
+            reference=references.join(job.frozen, tensors, job.chosen),
             num_tokens=values["num_tokens"],
             scores={int(step): score for step, score in values["scores"].items()},
             first_nonfinite=values.get("first_nonfinite_step"),
@@ -208,13 +222,24 @@ def restore(job: Job, template: steps.TrainState, saved: checkpoint.Saved, gauge
 
 
 @contextlib.contextmanager
-def _kept(job: Job, run: Run, saved: int, journal: log.Journal, gauge: meter.Meter) -> Iterator[None]:
-    """Save the steps since the last checkpoint before a mistake that is met late ends a run, on all ranks."""
+def _kept(
+    job: Job, run: Run, saved: int, journal: log.Journal, gauge: meter.Meter, *, alone: bool = False
+) -> Iterator[None]:
+    """Save the steps since the last checkpoint before a mistake that is met late ends a run, on all ranks.
+
+    `alone`: others may wait for this rank in a sum, where they cannot be told; the newest checkpoint is what
+    is kept then.
+    """
     problem = None
     try:
-        yield
+        with own.blamed(job.command.algorithm), graphs.told(job.chosen):
+            yield
     except mistake.Mistake as told:
         problem = told
+    if alone and job.ranks.num > 1:
+        if problem is not None:
+            raise problem
+        return
     if not _any_rank(job, int(problem is not None)):
         return
     if run.state.step > saved:
@@ -243,7 +268,7 @@ def _drawn(job: Job, run: Run, gauge: meter.Meter) -> rollout.Drawn:
     """Take the samples of the next step, or have them written."""
     if job.rollouts is not None:
         with gauge.part("rollouts"):
-            return job.rollouts.draw(run.state)
+            return job.rollouts.draw(run.state, run.reference)
     with gauge.part("steps"):
         samples, place = job.rows.take(run.state.place)
     return rollout.Drawn(samples=samples, place=place)
@@ -260,8 +285,18 @@ def _evaluated(job: Job, run: Run, journal: log.Journal, found: Mapping[str, flo
     return attrs.evolve(run, scores={**run.scores, run.state.step: score})
 
 
-def _measured(job: Job, run: Run, gauge: meter.Meter, most: int | None = None) -> dict[str, float]:
-    """Measure on the held-out rows, the first ones of them where `most` says so."""
+def measured(job: Job, run: Run, gauge: meter.Meter, most: int | None = None) -> dict[str, float]:
+    """Measure on the held-out rows, the same way in training and on its own.
+
+    Args:
+        job: what is run.
+        run: where it stands.
+        gauge: measures the time.
+        most: rows to look at, the first ones; None: all.
+
+    Returns:
+        Numbers by their names in the log, `eval_...`.
+    """
     with gauge.part("evaluating"):
         if job.rollouts is not None and isinstance(job.held_out, prompts.Prompts):
             return job.rollouts.evaluate(run.state, job.held_out, most)
@@ -269,7 +304,7 @@ def _measured(job: Job, run: Run, gauge: meter.Meter, most: int | None = None) -
         return measure.measure(
             job.model, job.algorithm, run.state.params, job.held_out, carry=run.state.carry,
             packing=job.packing, batch_size=job.rows.batch_size, ranks=job.ranks, most=most,
-            reference=job.frozen, arrange=job.arrange,
+            reference=run.reference, arrange=job.arrange,
         )  # fmt: skip
 
 
@@ -278,12 +313,11 @@ def _check_metric(job: Job, run: Run, gauge: meter.Meter) -> None:
     name = job.chosen.metric_for_best_model
     if name is None:
         return
-    found = _measured(job, run, gauge, most=1)
+    found = measured(job, run, gauge, most=1)
     if _full(name) not in found:
-        near = difflib.get_close_matches(_full(name), found, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
         raise mistake.Mistake(
-            f"metric_for_best_model {name} is not measured; one of {', '.join(found)} was wanted.{hint}"
+            f"metric_for_best_model {name} is not measured; one of {', '.join(found)} was wanted."
+            + translate.hint(_full(name), found)
         )
 
 

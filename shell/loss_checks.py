@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Mapping
 
-from shell import about, entries, mistake, options, rollout_checks
+from shell import about, entries, mistake, options, reference_checks, rollout_checks
 
 # Which losses read which number; the others would ignore it without a word.
-SMOOTHED = ("sigmoid", "sigmoid_norm", "robust", "exo_pair", "aot", "aot_unpaired")
+SMOOTHED = ("sigmoid", "sigmoid_norm", "robust", "exo_pair", "aot", "aot_unpaired", "cpo", "simpo")
 DIVERGING = ("sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop", "sft")
 OVER_STEP = ("aot", "aot_unpaired")
+ALONE = ("sft", "orpo", "cpo", "simpo")
+"""Losses that read no reference."""
+OF_ONE = {"discopop_tau": "discopop", "cpo_alpha": "cpo", "simpo_gamma": "simpo"}
 KTO_LEAST = 2
 
 
@@ -18,7 +21,7 @@ def check(algorithm: str, chosen: options.Options, given: Mapping[str, entries.E
         Mistake: names the option, what came and what was wanted.
     """
     wrong = _CHECKS.get(options.reader(algorithm))
-    told = wrong(chosen, given) if wrong else None
+    told = (wrong(chosen, given) if wrong else None) or _referred(algorithm, chosen, given)
     if told:
         name, why = told
         where = given[name].where if name in given else name
@@ -37,7 +40,10 @@ def _dpo(chosen: options.Options, given: Mapping[str, entries.Entry]) -> tuple[s
             f"{len(chosen.loss_weights)} weights came for {len(names)} losses ({told}); "
             "one for each was wanted.",
         )
-    return _beta(chosen) or _smoothing(chosen, names) or _unread(chosen, given, names)
+    return (
+        _beta(chosen) or _smoothing(chosen, names) or _unread(chosen, given, names)
+        or _compared(chosen, given, names)
+    )  # fmt: skip
 
 
 def _smoothing(chosen: options.Options, names: tuple[str, ...]) -> tuple[str, str] | None:
@@ -60,8 +66,10 @@ def _unread(
 ) -> tuple[str, str] | None:
     """Find an option that the losses do not read."""
     told = ", ".join(names)
-    if "discopop_tau" in given and "discopop" not in names:
-        return "discopop_tau", f"{chosen.discopop_tau} came, and only discopop reads it; loss_type is {told}."
+    for number, reader in OF_ONE.items():
+        if options.asked("dpo", chosen, given, number) and reader not in names:
+            came = getattr(chosen, number)
+            return number, f"{came} came, and only {reader} reads it; loss_type is {told}."
     alone = [name for name in names if name not in DIVERGING]
     if chosen.f_divergence_type != "reverse_kl" and alone:
         return (
@@ -69,7 +77,10 @@ def _unread(
             f"{chosen.f_divergence_type} came, and {alone[0]} is defined for the log-ratio alone; "
             f"reverse_kl, or a loss of {' '.join(DIVERGING)} was wanted.",
         )
-    if "f_alpha_divergence_coef" in given and chosen.f_divergence_type != "alpha_divergence":
+    if (
+        options.asked("dpo", chosen, given, "f_alpha_divergence_coef")
+        and chosen.f_divergence_type != "alpha_divergence"
+    ):
         return "f_alpha_divergence_coef", "only f_divergence_type alpha_divergence reads it; set both."
     over = [name for name in names if name in OVER_STEP]
     if chosen.use_weighting and over:
@@ -78,6 +89,37 @@ def _unread(
             f"{over[0]} compares ranks, not pairs, so its pairs cannot be weighed; leave it out.",
         )
     return None
+
+
+def _compared(
+    chosen: options.Options, given: Mapping[str, entries.Entry], names: tuple[str, ...]
+) -> tuple[str, str] | None:
+    """Find what compares with a reference where no loss has one, and a beta that means two things."""
+    told = ", ".join(names)
+    if chosen.ref_model is not None and set(names) <= set(ALONE):
+        return "ref_model", f"{chosen.ref_model} came, and {told} reads no reference; leave it out."
+    own = options.known("beta").under
+    if "beta" not in given and len(names) > 1 and set(names) & own.keys():
+        kind = next(name for name in names if name in own)
+        return "beta", f"nothing came; that of {kind} is {own[kind]:g} and of the others .1: set one for all."
+    cut = [name for name in names if name in ALONE]
+    if chosen.ld_alpha is not None and cut:
+        return (
+            "ld_alpha",
+            f"{chosen.ld_alpha} came, and {cut[0]} imitates or averages whole answers; leave it out.",
+        )
+    return None
+
+
+def _referred(
+    algorithm: str, chosen: options.Options, given: Mapping[str, entries.Entry]
+) -> tuple[str, str] | None:
+    """Find what is wrong with a reference that moves, or is kept."""
+    if not options.reads(algorithm, "sync_ref_model"):
+        return None
+    names = (chosen.loss_type,) if isinstance(chosen.loss_type, str) else chosen.loss_type or ()
+    compared = not set(names) <= set(ALONE) if algorithm == "dpo" else bool(chosen.beta)
+    return reference_checks.reference(algorithm, chosen, given, compared=compared)
 
 
 def _kto(chosen: options.Options, given: Mapping[str, entries.Entry]) -> tuple[str, str] | None:
@@ -101,5 +143,6 @@ _CHECKS: Mapping[str, Callable[[options.Options, Mapping[str, entries.Entry]], t
     "kto": _kto,
     "grpo": rollout_checks.grpo,
     "rloo": rollout_checks.rloo,
+    "distill": reference_checks.distill,
     about.OWN: rollout_checks.own,
 }

@@ -1,17 +1,19 @@
 """The console command `espalier`: one subcommand for each entry point."""
 
-import difflib
 import importlib
 import importlib.metadata
 import sys
 from collections.abc import Sequence
 
-from shell import mistake, roots
+from shell import mistake, roots, translate
 
 # Each module has `main(argv) -> exit status`, and is imported when asked for: help and mistakes stay quick.
 COMMANDS = {
     "train": ("shell.train", "train a model: ALGORITHM [--config FILE.yaml] [--key value ...]"),
     "evaluate": ("shell.evaluate", "evaluate a model on a dataset"),
+    "sample": ("shell.sample", 'let a model complete prompts: MODEL --prompt "..."'),
+    "compare": ("shell.compare", "lay two runs of one job side by side: speed, memory, cost and losses"),
+    "merge": ("shell.merge", "merge an adapter into its base: ADAPTER OUTPUT_DIR [--dtype float32]"),
     "env": ("shell.env", "print what this machine and installation are, ready to paste into a report"),
 }
 
@@ -45,10 +47,8 @@ def _known(command: str) -> str:
     """Return the command, or refuse it with the nearest right name."""
     if command in COMMANDS:
         return command
-    near = difflib.get_close_matches(command, COMMANDS, n=1)
-    hint = f"Did you mean {near[0]}?" if near else "See espalier --help."
-    wanted = ", ".join(COMMANDS)
-    raise mistake.Mistake(f"command {command!r} does not exist; one of {wanted} was wanted. {hint}")
+    wanted, hint = ", ".join(COMMANDS), translate.hint(command, COMMANDS, " See espalier --help.")
+    raise mistake.Mistake(f"command {command!r} does not exist; one of {wanted} was wanted.{hint}")
 
 
 def _usage() -> str:

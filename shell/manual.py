@@ -12,9 +12,14 @@ _WRITING = (
     "--key '[one, two]'. Mappings: --key '{a: 1}'. Keys of TRL and transformers configurations are read too."
 )
 
+_OWN = (
+    "module:name is an Algorithm of your own; where defaults differ it takes those of the built-in one that "
+    f"trains the same rows: {', '.join(f'{rows} {kin}' for rows, kin in about.KIN.items())} (pairs that need "
+    "values: reward)."
+)
+
 # Keys that are read together with others, or for their value alone.
 _PARTS = {
-    "bf16": "`dtype`",
     "gradient_accumulation_steps": "`batch_size`, times what a device takes and the ranks",
     "optim": "AdamW, whatever its implementation",
     "per_device_train_batch_size": "`batch_size`, times the accumulation and the ranks",
@@ -23,8 +28,10 @@ _PARTS = {
 
 def usage(algorithm: str | None = None) -> str:
     """Return the help of the options that an algorithm reads and that are built; None: of all."""
-    which = f"ALGORITHM is one of {options.names()} or module:name." if algorithm is None else algorithm
-    parser = argparse.ArgumentParser(usage=_FORM, description=f"{which}: {_WRITING}", add_help=False)
+    which = f"ALGORITHM is one of {options.names()} or module:name. {_OWN}"
+    if algorithm is not None:
+        which = f"Options of {algorithm}." if algorithm in about.ALGORITHMS else f"{algorithm}: {_OWN}"
+    parser = argparse.ArgumentParser(usage=_FORM, description=f"{which} {_WRITING}", add_help=False)
     groups: dict[str, Any] = {}
     for name in options.FIELDS:
         known = options.known(name)
@@ -44,6 +51,7 @@ def as_markdown() -> str:
         f"`{_FORM}`",
         "",
         f"ALGORITHM is one of {options.names()} or `module:name`.",
+        _OWN,
         _WRITING,
     ]
     group = ""
@@ -92,7 +100,8 @@ def _line(algorithm: str | None, name: str) -> str:
     """Describe an option: what it is, what it takes, what it is when nobody sets it."""
     known = options.known(name)
     takes = _takes(name) if algorithm is None else checks.wanted(algorithm, name)
-    usual = _defaults(name) if algorithm is None else _shown(options.default(algorithm, name))
+    by_rows = algorithm is None or (algorithm not in about.ALGORITHMS and known.differs)
+    usual = _defaults(name) if by_rows else _shown(options.default(str(algorithm), name))
     later = "" if known.built else "; not built yet"
     return f"{known.text} [{takes}; default: {usual.replace('`', '')}{later}]".replace("%", "%%")
 
@@ -113,11 +122,13 @@ def _takes(name: str) -> str:
 def _defaults(name: str) -> str:
     """Say what an option is when nobody sets it, under each algorithm."""
     known = options.known(name)
-    by = dict(known.only or known.differs)
+    taken = (known.only or known.differs).items()
+    by = {one: value for one, value in taken if about.ALGORITHMS.get(one, True)}
+    under = [f"loss_type {one} {_shown(value)}" for one, value in known.under.items()]
     if known.only is not None and len(set(map(str, by.values()))) == 1:
-        return _shown(next(iter(by.values())))
+        return ", ".join([_shown(next(iter(by.values()))), *under])
     usual = [] if known.only is not None else [_shown(options.FIELDS[name].default)]
-    return ", ".join([*usual, *(f"{_reader(one)} {_shown(value)}" for one, value in by.items())])
+    return ", ".join([*usual, *(f"{_reader(one)} {_shown(value)}" for one, value in by.items()), *under])
 
 
 def _shown(value: Any) -> str:

@@ -4,20 +4,52 @@ The totals are those of the whole dataset, so the batch size and the number of r
 rounding. What couples a whole step (KTO's common zero) is taken over `batch_size` rows, as in a step.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import attrs
 
 from core import algorithms, metrics, pack, ports, steps
-from shell import data, feed
+from core.plan import sample
+from shell import feed
+
+
+class Rows(Protocol):
+    """What is evaluated, row by row."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        ...
+
+    def samples(self, row: int) -> list[sample.Sample]:
+        """Return the samples of one row."""
+        ...
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Listed:
+    """Samples in memory, a row each.
+
+    Attributes:
+        listed: the samples.
+    """
+
+    listed: Sequence[sample.Sample]
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.listed)
+
+    def samples(self, row: int) -> list[sample.Sample]:
+        """Return the one sample of a row."""
+        return [self.listed[row]]
 
 
 def measure(
     model: ports.Model,
     algorithm: algorithms.Algorithm,
     params: ports.Params,
-    rows: data.Prepared,
+    rows: Rows,
     *,
     packing: Mapping[str, Any],
     batch_size: int,

@@ -12,7 +12,8 @@ from typing import Any
 import attrs
 import torch
 
-from core import metrics, pack, ports
+from adapters import compiling, signatures
+from core import metrics, pack, padded, ports
 from core.plan import cost, sample
 
 FORMS = {form.__name__: form for form in (metrics.Mean, metrics.Sum, metrics.Minimum, metrics.Maximum)}
@@ -34,6 +35,7 @@ class Tally:
         nodes: tokens that ran through the model.
         flops: FLOPs of that.
         room: nodes that the packs had room for.
+        padded: tokens that ran, padding among them.
         steps: steps made.
     """
 
@@ -44,6 +46,7 @@ class Tally:
     nodes: int = 0
     flops: int = 0
     room: int = 0
+    padded: int = 0
     steps: int = 0
 
     def add(self, other: "Tally") -> None:
@@ -81,6 +84,7 @@ class Step:
         for each in packs:
             nodes, pairs = len(each.tokens), int(each.depths.sum()) + len(each.tokens)
             counted.nodes += nodes
+            counted.padded += padded.num_nodes(each)
             counted.flops += cost.flops(shape, nodes, pairs, len(each.edge_nodes))
             counted.room += budget * -(-nodes // budget)
 
@@ -96,6 +100,9 @@ class Meter:
         parts: wall time by part, in seconds.
         total, window: of the whole run, and since it was last read.
         nonfinite: names of the decisive metrics that were not finite in the last step.
+        graphs: counts of compiled graphs, where there are any; what compiling took is a part of its own.
+        signatures: counts those of steps, where that was asked for.
+        counted: sums of the whole run of every metric that is a count: what was left out, masked, empty.
     """
 
     def __init__(self, ranks: ports.Ranks = ports.ALONE) -> None:
@@ -107,7 +114,11 @@ class Meter:
         self.parts: dict[str, float] = collections.defaultdict(float)
         self.total, self.window = Tally(), Tally()
         self.nonfinite: tuple[str, ...] = ()
+        self.graphs: compiling.Counts | None = None
+        self.signatures: signatures.Signatures | None = None
+        self.counted: dict[str, float] = collections.defaultdict(float)
         self._means: metrics.Metrics = {}
+        self._new = 0
         self._ranks = ranks
 
     @contextlib.contextmanager
@@ -122,15 +133,25 @@ class Meter:
     @contextlib.contextmanager
     def step(self) -> Iterator[Step]:
         """Measure a step; its metrics join the window."""
-        start, step = time.perf_counter(), Step()
-        yield step
-        step.tally.seconds = time.perf_counter() - start
+        start, step, before = time.perf_counter(), Step(), self._compiling()
+        known = 0 if self.signatures is None else len(self.signatures.seen)
+        with self.signatures or contextlib.nullcontext():
+            yield step
+        if self.signatures is not None:
+            self._new += len(self.signatures.seen) - known
+        compiled = self._compiling() - before
+        step.tally.seconds = time.perf_counter() - start - compiled
+        if compiled:
+            self.parts["compiling"] += compiled
         self.parts["steps"] += step.tally.seconds
         self.total.add(step.tally)
         self.window.add(step.tally)
         means = metrics.host(step.means)
         self.nonfinite = tuple(name for name in DECISIVE if _is_odd(means, name))
         self._means = metrics.merge(self._means, means)
+        for name, metric in means.items():
+            if isinstance(metric, metrics.Sum) and metric.total:
+                self.counted[name] += float(metric.total)
 
     def read(self) -> dict[str, float]:
         """Return the metrics of the window over all ranks, and begin a new one; every rank calls it."""
@@ -138,16 +159,25 @@ class Meter:
         found["step_time"] = self.window.seconds / max(1, self.window.steps)
         found |= self.ratios(self.window)
         found["peak_memory_gb"] = peak_bytes() / 2**30
+        if self.signatures is not None:
+            found["compile/new_signatures"], self._new = float(self._new), 0
+        if self.graphs is not None:
+            told = ("forward", "backward", "fallbacks")
+            found |= {f"compile/{name}": float(getattr(self.graphs, name)) for name in told}
         self.window, self._means = Tally(), {}
         return found
+
+    def _compiling(self) -> float:
+        """Return the seconds that compiling has taken so far."""
+        return 0.0 if self.graphs is None else self.graphs.seconds
 
     def ratios(self, tally: Tally) -> dict[str, float]:
         """Return what a tally says in ratios, over all ranks."""
         nodes, flops = float(tally.nodes), float(tally.flops)
-        room, busiest = float(tally.room), flops
+        room, whole, busiest = float(tally.room), float(tally.padded), flops
         if self._ranks.num > 1:
-            own = torch.tensor([nodes, flops, room], dtype=torch.float64)
-            nodes, flops, room = self._ranks.sum(own).tolist()
+            own = torch.tensor([nodes, flops, room, whole], dtype=torch.float64)
+            nodes, flops, room, whole = self._ranks.sum(own).tolist()
             worst = self._ranks.merge({"flops": metrics.Maximum(value=busiest)})
             busiest = metrics.values(worst)["flops"]
         seconds = max(tally.seconds, 1e-9)
@@ -158,7 +188,7 @@ class Meter:
             "batch/flop_ratio": tally.alone / max(1.0, flops),
             "batch/row_fill_frac": nodes / max(1.0, room),
             "batch/row_imbalance": busiest * self._ranks.num / max(1.0, flops),
-            "batch/pad_frac": 0.0,
+            "batch/pad_frac": 1.0 - nodes / max(1.0, whole, nodes),
         }
 
     def split(self) -> dict[str, Any]:
@@ -173,7 +203,8 @@ class Meter:
             name: {"form": type(metric).__name__, **{n: getattr(metric, n) for n in _fields(type(metric))}}
             for name, metric in self._means.items()
         }
-        return {"tallies": gathered, "means": means, "parts": dict(self.parts)}
+        counted = {"counted": dict(self.counted)}
+        return {"tallies": gathered, "means": means, "parts": dict(self.parts), **counted}
 
     def join(self, measured: Mapping[str, Any]) -> None:
         """Go on from what was measured before a stop.
@@ -197,6 +228,11 @@ class Meter:
         }
         for name, seconds in measured["parts"].items():
             self.parts[name] += seconds
+        self.counted.update(measured.get("counted", {}))
+
+    def told(self) -> str:
+        """Return what was counted over the whole run in one line."""
+        return ", ".join(f"{name} {number:g}" for name, number in sorted(self.counted.items()))
 
     def facts(self, price_per_hour: float | None) -> Mapping[str, Any]:
         """Return what run.json tells of time, tokens and money; every rank calls it.
@@ -213,7 +249,9 @@ class Meter:
         if price_per_hour is not None and self.total.trained:
             hours = self.total.seconds / 3600 * self._ranks.num
             reached["cost_per_million_trained_tokens"] = hours * price_per_hour / self.total.trained * 1e6
-        return {"reached": reached, "wall_seconds": dict(self.parts)}
+        return {"reached": reached, "wall_seconds": dict(self.parts), "counted": dict(self.counted)} | (
+            {} if self.signatures is None else {"signatures": len(self.signatures.seen)}
+        )
 
 
 def _is_odd(means: metrics.Metrics, name: str) -> bool:

@@ -47,6 +47,11 @@ def reward_model(chosen: options.Options) -> algorithms.Algorithm:
     return algorithms.reward.evolve(loss=partial(reward.bradley_terry, center_rewards_coefficient=pull))
 
 
+def distill(chosen: options.Options) -> algorithms.Algorithm:
+    """Return distillation on answers of the student's own, or on those that the rows bring."""
+    return algorithms.distill.evolve(rows="prompts" if chosen.lmbda else "text")
+
+
 BUILT: Mapping[str, Callable[[options.Options], algorithms.Algorithm]] = {
     "sft": sft,
     "dpo": dpo,
@@ -54,6 +59,7 @@ BUILT: Mapping[str, Callable[[options.Options], algorithms.Algorithm]] = {
     "reward": reward_model,
     "grpo": policies.grpo,
     "rloo": policies.rloo,
+    "distill": distill,
 }
 
 
@@ -64,7 +70,7 @@ def _preference(name: str, chosen: options.Options) -> algorithms.Algorithm:
     if chosen.f_divergence_type != "reverse_kl":
         loss = pair_composition.diverging(loss, _divergence(chosen))
     loss = _with_numbers(loss, chosen)
-    if chosen.ld_alpha is not None and name != "sft":
+    if chosen.ld_alpha is not None:
         loss = partial(pair_composition.length_desensitized, loss=loss, ld_alpha=chosen.ld_alpha)
     return found.evolve(loss=loss)
 

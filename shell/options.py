@@ -2,6 +2,7 @@
 
 import types
 import typing
+from collections.abc import Container
 from functools import partial
 from typing import Any, Literal
 
@@ -21,13 +22,18 @@ class Options(loss_options.LossOptions):
     """
 
     num_generations: int | None = _drawn(
-        "completions of a prompt", only={"grpo": 8, "rloo": 2, about.OWN: 8}, low=1
+        "completions of a prompt", only={"grpo": 8, "rloo": 2, "distill": 1, about.OWN: 8}, low=1
     )
     num_iterations: int | None = _drawn(
         "updates on the same completions", only=about.by((*about.POLICY, about.OWN), 1), low=1
     )
     steps_per_generation: int | None = _drawn(
         "optimizer steps whose prompts are drawn at once", only=about.by((*about.POLICY, about.OWN), 1), low=1
+    )
+    dynamic_sampling: int | None = _drawn(
+        "how often further prompts are drawn for groups whose rewards are all equal; 0: these stay",
+        only=about.by((*about.POLICY, about.OWN), 0),
+        low=0,
     )
     max_completion_length: int | None = _drawn(
         "most tokens of a completion", only=about.by(about.ROLLOUTS, 512), low=1
@@ -39,6 +45,10 @@ class Options(loss_options.LossOptions):
     top_k: int | None = _drawn("keep this many tokens; 0: all", only=about.by(about.ROLLOUTS, 0), low=0)
     min_p: float | None = _drawn(
         "least part of the likeliest", only=about.by(about.ROLLOUTS, None), low=0, high=1
+    )
+    cache_implementation: Literal["static", "dynamic"] | None = _drawn(
+        "static: shapes that never change, which compile asks for; not set: as the device needs",
+        only=about.by(about.ROLLOUTS, None),
     )
     reward_funcs: tuple[str, ...] | str | None = _drawn(
         "names or module:function; a task brings its own", only=about.by((*about.POLICY, about.OWN), None)
@@ -61,8 +71,8 @@ FIELDS: dict[str, "attrs.Attribute[Any]"] = {field.name: field for field in attr
 
 
 def names() -> str:
-    """List the algorithms."""
-    return ", ".join(about.ALGORITHMS)
+    """List the algorithms that run."""
+    return ", ".join(name for name, built in about.ALGORITHMS.items() if built)
 
 
 def known(name: str) -> about.About:
@@ -87,6 +97,19 @@ def default(algorithm: str, name: str) -> Any:
     if found.only is not None:
         return found.only.get(who)
     return found.differs.get(who, FIELDS[name].default)
+
+
+def asked(algorithm: str, chosen: "Options", given: Container[str], name: str) -> bool:
+    """Say whether an option was set to another value than it has anyway, as a run's own config.yaml does."""
+    usual = known(name).under.get(str(chosen.loss_type), default(algorithm, name))
+    return name in given and getattr(chosen, name) != usual
+
+
+def number(chosen: "Options", name: str) -> Any:
+    """Return a number that the algorithm reads, and that has a value therefore."""
+    value = getattr(chosen, name)
+    assert value is not None, name
+    return value
 
 
 def optional(name: str) -> bool:

@@ -8,7 +8,7 @@ import attrs
 import torch
 
 from core import pack, ports
-from core.plan import batching, cost
+from core.plan import batching, cost, sizes
 from shell import config, feed
 
 MAX_STEPS = 64
@@ -31,6 +31,7 @@ class Promise:
         peak_memory_bytes: estimate for one process.
         flops: of the whole run.
         trained_tokens: of the whole run.
+        sizes: numbers of tokens that forwards are padded to; empty: nothing is padded.
     """
 
     steps: int
@@ -48,6 +49,7 @@ class Promise:
     peak_memory_bytes: int
     flops: int
     trained_tokens: int
+    sizes: tuple[int, ...] = ()
 
 
 def promise(
@@ -57,7 +59,9 @@ def promise(
     couples: str,
     ranks: ports.Ranks,
     *,
-    checkpointing: bool,
+    checkpointing: bool | str,
+    num_trained: int | None = None,
+    split: bool = False,
 ) -> Promise:
     """Plan the run's first steps without building a tensor, and extrapolate.
 
@@ -68,10 +72,13 @@ def promise(
         couples: what must be seen together.
         ranks: who shares the steps.
         checkpointing: activations are made again in backward.
+        num_trained: parameters; None: all.
+        split: parameters are split over the ranks.
     """
     budget, share, shape = packing["budget"], packing["share"], packing["shape"]
-    place, planned, trained = rows.start, [], 0
-    seen = 0
+    padded: sizes.Sizes | None = packing.get("sizes")
+    size = None if padded is None else lambda nodes: sizes.fitting(padded, nodes, 0)[0]
+    place, planned, trained, seen = rows.start, [], 0, 0
     while len(planned) < min(num_steps, MAX_STEPS) and seen < MAX_TOKENS:
         samples, place = rows.take(place)
         seen += sum(len(s.tokens) for s in samples)
@@ -79,7 +86,7 @@ def promise(
         assigned = batching.assign(
             samples, budget=budget, couples=couples, num_ranks=ranks.num, share=share, shape=shape
         )
-        planned.append(cost.summarize(samples, assigned, shape, budget=budget, share=share))
+        planned.append(cost.summarize(samples, assigned, shape, budget=budget, share=share, size=size))
     count, nodes = len(planned), sum(p.nodes for p in planned)
     flops = sum(p.flops for p in planned)
     largest = max(p.largest for p in planned)
@@ -96,10 +103,14 @@ def promise(
         pad_frac=sum(p.pad_share for p in planned) / count,
         largest_pack=largest,
         token_budget=budget,
-        peak_memory_bytes=cost.peak_bytes(shape, min(largest, budget), checkpointing=checkpointing),
+        peak_memory_bytes=cost.peak_bytes(
+            shape, min(largest, budget), trained_parameters=num_trained, checkpointing=checkpointing,
+            num_shards=ranks.num if split else 1,
+        ),
         flops=flops * num_steps // count,
         trained_tokens=trained * num_steps // count,
-    )
+        sizes=() if padded is None else padded.nodes,
+    )  # fmt: skip
 
 
 def table(promised: Promise, chosen: config.Options, device: ports.Device, ranks: ports.Ranks) -> str:
@@ -126,6 +137,8 @@ def table(promised: Promise, chosen: config.Options, device: ports.Device, ranks
         "trained tokens": f"{promised.trained_tokens}",
         "FLOPs": f"{promised.flops:.2e}",
     }
+    if promised.sizes:
+        lines["sizes planned"] = ", ".join(map(str, promised.sizes)) + " tokens, padding included"
     if chosen.price_per_hour is not None:
         seconds = promised.flops / speed(device) / ranks.num
         cost_of = seconds / 3600 * chosen.price_per_hour * ranks.num

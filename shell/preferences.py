@@ -5,13 +5,12 @@ messages; a `margin` where there is one. Labeled answers: `prompt` and `completi
 the last is the answer, with `label`.
 """
 
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import attrs
 
-from shell import formats, mistake
+from shell import carried, formats, mistake
 
 EXPLICIT = "prompt, chosen and rejected"
 IMPLICIT = "chosen and rejected"
@@ -189,13 +188,4 @@ def _label(row: Mapping[str, Any], where: str) -> float:
 
 def _margin(row: Mapping[str, Any], where: str) -> float:
     """Return by how much the chosen answer is better; 0 where the row does not say."""
-    value = row.get("margin")
-    if value is None:
-        return 0.0
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise mistake.Mistake(f"{where}, column margin: {formats.describe(value)} came; a number is wanted.")
-    if not abs(value) <= sys.float_info.max:
-        raise mistake.Mistake(
-            f"{where}, column margin: {str(value)[:40]} came; a finite number is wanted. Mend the row."
-        )
-    return float(value)
+    return 0.0 if row.get("margin") is None else carried.number(row, "margin", where=where)

@@ -15,24 +15,31 @@ import torch
 import transformers
 from huggingface_hub import utils as hub
 
-from adapters import pick
+from adapters import pick, self_test
 from adapters import ranks as processes
 from core import algorithms, ports
 from core.plan import cost
 from shell import (
+    carried,
     choose,
     config,
     counts,
     data,
     encode,
+    exchanges,
     feed,
     generate,
+    low_rank,
     mistake,
+    own,
     progress,
     prompts,
+    references,
     resume,
     rewards,
+    rounds,
     sources,
+    teachers,
 )
 
 FALLBACK_BUDGET = 16384
@@ -52,6 +59,7 @@ class Ready:
         device, ranks: where.
         num_steps: optimizer steps of the whole run.
         functions: what scores completions, where rows are prompts.
+        num_trained: parameters; None: all.
     """
 
     command: config.Command
@@ -67,6 +75,7 @@ class Ready:
     ranks: ports.Ranks
     num_steps: int
     functions: tuple[rewards.Reward, ...] = ()
+    num_trained: int | None = None
 
 
 def ready(
@@ -75,7 +84,7 @@ def ready(
     device: ports.Device,
     ranks: ports.Ranks,
     display: progress.Display,
-    algorithm: algorithms.Algorithm | None = None,
+    algorithm: algorithms.Algorithm,
     *,
     training: bool = True,
     fresh: bool = True,
@@ -88,33 +97,33 @@ def ready(
         folder: where prepared rows are kept.
         device, ranks: where the run takes place.
         display: told of what was dropped or cut.
-        algorithm: the caller's own; None: the one that the command names.
-        training: False: only what evaluation needs.
+        algorithm: what is minimized.
+        training: False: only what evaluation needs, on the rows themselves.
         fresh: False: weights come from a checkpoint of the run's own.
         functions: the caller's own rewards; none: those that the options name.
     """
     chosen = command.options
     _quiet()
-    algorithm = choose.checked(algorithm) if algorithm else choose.algorithm(command.algorithm, chosen)
-    opened = _opened(chosen.dataset, chosen, chosen.dataset_split, algorithm.rows)
-    held = chosen.eval_dataset if training else None
-    opened_eval = _opened(held, chosen, chosen.eval_split or "train", algorithm.rows)
+    evaluated = algorithm.evolve(rows="text") if _is_mixed(chosen) else algorithm
+    algorithm, held = (algorithm, chosen.eval_dataset) if training else (evaluated, None)
+    opened = _opened(chosen.dataset, chosen, chosen.dataset_split, algorithm)
+    opened_eval = _opened(held, chosen, chosen.eval_split or "train", evaluated)
     scored = generate.functions(chosen, functions, opened) if algorithm.rows == "prompts" else ()
-    dtype = choose.dtype(chosen, device, training=training)
-    described = choose.config(chosen)
+    dtype, described = choose.dtype(chosen, device), choose.config(chosen)
     if training:
         choose.check_dropout(chosen, described)
     shape = choose.shape(chosen, described, dtype)
-    choose.check_weights(chosen)
-    referred = "reference_logprobs" in algorithm.needs
-    if fresh or referred:
-        resume.check_source(chosen)
+    trained = low_rank.num_trained(chosen, described, scalar="values" in algorithm.needs)
+    taught = _looked(chosen, device, algorithm, fresh=fresh)
     runs = attrs.evolve(shape, vocab=1) if "values" in algorithm.needs else shape
     tokenizer = choose.tokenizer(chosen)
     limit = choose.max_length(command, described, display.note)
-    budget = chosen.token_budget or _budget(runs, chosen, device, referred=referred)
-    bound = _rules(opened, chosen, tokenizer, limit)
-    bound_eval = _rules(opened_eval, chosen, tokenizer, limit) if opened_eval else None
+    limit = teachers.check(command, tokenizer, (shape, taught), limit, display.note)
+    beside = (_compared(shape, chosen) if "reference_logprobs" in algorithm.needs else None, taught)
+    budget = chosen.token_budget or _budget(runs, chosen, device, beside, trained)
+    needed = own.columns(algorithm)
+    bound = _rules(opened, chosen, tokenizer, limit, needed)
+    bound_eval = _rules(opened_eval, chosen, tokenizer, limit, needed) if opened_eval else None
     arrange = _arrangement(algorithm, limit)
     feeding, preview = _feeds(opened, bound, chosen, folder, ranks, display, shape.vocab, arrange)
     held_out = bound_eval and _prepared(opened_eval, bound_eval, folder, ranks, display, shape.vocab)
@@ -126,9 +135,21 @@ def ready(
         _note_warmup(chosen, num_steps, display)
     return Ready(
         command=command, algorithm=algorithm, tokenizer=tokenizer, rows=feeding, preview=preview,
-        held_out=held_out, arrange=arrange, shape=shape, packing=packing, device=device, ranks=ranks,
-        num_steps=num_steps, functions=scored,
+        held_out=held_out if training else _rows(feeding), arrange=arrange, shape=shape, packing=packing,
+        device=device, ranks=ranks, num_steps=num_steps, functions=scored, num_trained=trained,
     )  # fmt: skip
+
+
+def _looked(
+    chosen: config.Options, device: ports.Device, algorithm: algorithms.Algorithm, *, fresh: bool
+) -> cost.ModelShape | None:
+    """Refuse weights that cannot be read, of the model and of those beside it; return a teacher's sizes."""
+    choose.check_weights(chosen)
+    references.look(chosen)
+    referred = "reference_logprobs" in algorithm.needs
+    if fresh or (referred and not chosen.sync_ref_model):  # a moving one is in the checkpoint
+        resume.check_source(chosen)
+    return teachers.look(chosen, device)
 
 
 def _note_warmup(chosen: config.Options, num_steps: int, display: progress.Display) -> None:
@@ -141,14 +162,31 @@ def _note_warmup(chosen: config.Options, num_steps: int, display: progress.Displ
         )
 
 
-def device(name: str, display: progress.Display) -> ports.Device:
-    """Return the device, its refusal as the caller's mistake; an accelerator that is passed over is told."""
+def device(name: str, display: progress.Display, kernel: str = "auto") -> ports.Device:
+    """Return the device, its refusal as the caller's mistake; what is passed over is told.
+
+    Args:
+        name: as the option has it.
+        display: told.
+        kernel: attn_implementation; one that fails here is taken off the device.
+    """
     try:
-        found = pick.device(name)
+        found, notes = self_test.tested(pick.device(name))
     except ValueError as problem:
         raise mistake.Mistake(str(problem)) from problem
-    if name == "auto" and pick.seen() != found.name:
-        display.note(f"device is {found.name}: {pick.why(found)}")
+    passed_over = pick.passed_over(found) if name == "auto" else None
+    if passed_over is not None:
+        display.note(f"device is {found.name}: {passed_over}")
+    for note in notes:
+        display.note(f"{note}: {found.attention[0]} is taken")
+    meant = [kind for kind in found.attention if kind in choose.ATTENTION[kernel]]
+    fault = self_test.fault(meant[0], found) if meant[:1] not in ([], [found.attention[0]]) else None
+    if fault is not None:
+        left = tuple(kind for kind in found.attention if kind != meant[0])
+        found = attrs.evolve(found, attention=left)
+    if fault is not None or (choose.ATTENTION[kernel] and not meant):
+        why = f"it fails its self-test ({fault})" if fault else f"{found.name} has no such kernel"
+        display.note(f"attn_implementation {kernel}: {why}; {found.attention[0]} is taken, as exact")
     return found
 
 
@@ -182,7 +220,9 @@ def _arrangement(algorithm: algorithms.Algorithm, limit: int | None) -> feed.Arr
     return feed.as_they_come
 
 
-def _opened(rows: Any, chosen: config.Options, split: str, kind: str) -> tuple[data.Opened, ...]:
+def _opened(
+    rows: Any, chosen: config.Options, split: str, algorithm: algorithms.Algorithm
+) -> tuple[data.Opened, ...]:
     """Open what `dataset` or `eval_dataset` names and look at its columns."""
     if rows is None:
         return ()
@@ -193,15 +233,28 @@ def _opened(rows: Any, chosen: config.Options, split: str, kind: str) -> tuple[d
         streaming=chosen.streaming,
         task_options=chosen.task_options,
     )
-    return prompts.look(found) if kind == "prompts" else data.look(found, kind)
+    found = found if chosen.teacher_model is None else tuple(map(exchanges.apart, found))
+    opened = prompts.look(found) if algorithm.rows == "prompts" else data.look(found, algorithm.rows)
+    for one, columns in zip(opened, (next(source.read(0))[1] for source in found), strict=True):
+        carried.check(own.columns(algorithm), columns, algorithm.rows, where=one.source.name)
+    return opened
 
 
 def _rules(
-    opened: tuple[data.Opened, ...], chosen: config.Options, tokenizer: Any, limit: int | None
+    opened: tuple[data.Opened, ...],
+    chosen: config.Options,
+    tokenizer: Any,
+    limit: int | None,
+    columns: tuple[str, ...],
 ) -> encode.Rules | prompts.Rules:
     """Bind the options of the rows to the tokenizer."""
     if opened[0].rows == "prompts":
-        return generate.rules(opened, chosen, tokenizer, limit)
+        answers = None
+        if _is_mixed(chosen):
+            own_answers = exchanges.answered(opened, chosen.lmbda or 0.0)
+            answers = _rules(own_answers, chosen, tokenizer, limit, columns)
+            assert isinstance(answers, encode.Rules)
+        return generate.rules(opened, chosen, tokenizer, limit, answers)
     return data.rules(
         opened,
         tokenizer=tokenizer,
@@ -211,6 +264,7 @@ def _rules(
         assistant_only_loss=bool(chosen.assistant_only_loss),
         chat_template=chosen.chat_template,
         chat_template_kwargs=chosen.chat_template_kwargs,
+        columns=columns,
     )
 
 
@@ -245,6 +299,13 @@ def _feeds(
     return first, second
 
 
+def _rows(feeding: feed.Feed) -> data.Prepared | prompts.Prompts | None:
+    """Return all rows of a feed; of a stream there are none at once."""
+    if isinstance(feeding, rounds.Plan):
+        return feeding.prompts
+    return feeding.rows if isinstance(feeding, feed.Prepared) else None
+
+
 def _prepared(
     opened: tuple[data.Opened, ...],
     bound: encode.Rules | prompts.Rules,
@@ -274,18 +335,37 @@ def _prepared(
     return made
 
 
-def _budget(shape: cost.ModelShape, chosen: config.Options, device: ports.Device, *, referred: bool) -> int:
-    """Return the unique tokens of a forward that fit the device, by the estimate, beside a reference."""
+def _is_mixed(chosen: config.Options) -> bool:
+    """Say whether part of the answers is the student's, and the rows bring the others."""
+    return chosen.lmbda is not None and 0.0 < chosen.lmbda < 1.0
+
+
+def _compared(shape: cost.ModelShape, chosen: config.Options) -> cost.ModelShape | None:
+    """Return the reference that is held beside the model: none where that is the model, its adapter off."""
+    alone = chosen.use_peft and chosen.ref_model is None
+    return None if alone or chosen.precompute_ref_log_probs else shape
+
+
+def _budget(
+    shape: cost.ModelShape,
+    chosen: config.Options,
+    device: ports.Device,
+    beside: Sequence[cost.ModelShape | None],
+    trained: int | None,
+) -> int:
+    """Return the unique tokens of a forward that fit the device, by the estimate, beside frozen models."""
     memory = device.memory()
     if memory is None:
         return FALLBACK_BUDGET
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if device.type == "cpu" else 1
-    frozen = shape.parameters * shape.element_bytes if referred else 0
-    fits = cost.token_budget(
-        shape, memory // local - frozen, checkpointing=chosen.gradient_checkpointing, reserve=RESERVE
-    )
+    frozen = sum(each.parameters * each.element_bytes for each in beside if each is not None)
+    known: dict[str, Any] = {
+        "trained_parameters": trained, "checkpointing": chosen.gradient_checkpointing,
+        "num_shards": int(os.environ.get("WORLD_SIZE", "1")) if chosen.fsdp else 1,
+    }  # fmt: skip
+    fits = cost.token_budget(shape, memory // local - frozen, reserve=RESERVE, **known)
     if not fits:
-        peak = cost.peak_bytes(shape, 1, checkpointing=chosen.gradient_checkpointing)
+        peak = cost.peak_bytes(shape, 1, **known)
         need = (peak + frozen) / 2**30
         raise mistake.Mistake(
             f"model {chosen.model} needs {need:.1f} GiB to train; {device.name} has {memory / 2**30:.1f} "

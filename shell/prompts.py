@@ -1,5 +1,6 @@
 """Prompts, prepared once: tokens and the other columns of their rows on disk, as other prepared rows are."""
 
+import contextlib
 import itertools
 import json
 import pathlib
@@ -10,7 +11,8 @@ import attrs
 import numpy as np
 import transformers
 
-from shell import aside, counts, data, encode, formats, mistake, sources
+from core.plan import sample
+from shell import aside, counts, data, encode, formats, mistake, sources, truncate
 from shell import chat as chats
 
 
@@ -23,11 +25,13 @@ class Rules:
         chat: the template for messages; None where prompts are text.
         limit: most tokens of a prompt, so that its completion still fits; None: no limit. Longer ones are
             left out and counted: a prompt that is cut asks something else.
+        answers: how the rows' own completions become samples; None: they are left alone.
     """
 
     tokenizer: transformers.PreTrainedTokenizerBase
     chat: chats.Chat | None = None
     limit: int | None = None
+    answers: encode.Rules | None = None
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -55,6 +59,8 @@ class Prompts:
         parts: which prompts came from which source.
         counts: what became of the rows that were read.
         fingerprint: names rows, tokenizer, template and options together.
+        answers: the rows' own completions, each with its prompt: ids, targets, and where each begins; None:
+            they were left alone.
     """
 
     tokens: np.ndarray
@@ -64,6 +70,7 @@ class Prompts:
     parts: tuple[data.Part, ...]
     counts: counts.Counts
     fingerprint: str
+    answers: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     def __len__(self) -> int:
         """Return the number of prompts."""
@@ -76,6 +83,18 @@ class Prompts:
         return Prompt(
             tokens=self.tokens[first:stop].astype(np.int64),
             columns=json.loads(self.text[begin:end].tobytes()),
+        )
+
+    def answer(self, number: int, *, group: int, unit: int) -> sample.Sample:
+        """Return one row's own completion with its prompt, as a sample of a group and a unit."""
+        assert self.answers is not None, "the rows' own completions were left alone"
+        tokens, trained, starts = self.answers
+        first, stop = starts[number : number + 2].tolist()
+        return sample.Sample(
+            tokens=tokens[first:stop].astype(np.int64),
+            trained=np.array(trained[first:stop]),
+            group=group,
+            unit=unit,
         )
 
 
@@ -113,6 +132,7 @@ def rules(
     limit: int | None = None,
     chat_template: str | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    answers: encode.Rules | None = None,
 ) -> Rules:
     """Bind the options to a tokenizer.
 
@@ -121,6 +141,7 @@ def rules(
         tokenizer: the model's.
         limit: most tokens of a prompt.
         chat_template, chat_template_kwargs: as in `chat.bind`.
+        answers: from `data.rules`, where the rows' own completions are wanted.
 
     Raises:
         Mistake: prompts are messages and there is no template.
@@ -133,7 +154,7 @@ def rules(
             settings=chat_template_kwargs,
             tools=any(one.tools for one in opened),
         )
-    return Rules(tokenizer=tokenizer, chat=chat, limit=limit)
+    return Rules(tokenizer=tokenizer, chat=chat, limit=limit, answers=answers)
 
 
 def prepare(
@@ -214,20 +235,28 @@ def _write(
 ) -> dict[str, Any]:
     """Write the prompts of all sources; return what they are."""
     total, parts = counts.Counts(), []
-    lengths, sizes = [0], [0]
-    with (folder / "tokens.bin").open("wb") as tokens, (folder / "rows.bin").open("wb") as text:
+    lengths, sizes, ends = [0], [0], [0]
+    with contextlib.ExitStack() as stack:
+        tokens, text, answers, targets = (
+            stack.enter_context((folder / name).open("wb"))
+            for name in ("tokens.bin", "rows.bin", "answers.bin", "targets.bin")
+        )
         for one in opened:
             begin = len(lengths) - 1
-            for prompt, row, reason in _rows(one, bound):
-                total = counts.merge(total, _counted(prompt, reason))
+            for prompt, row, own, counted in _rows(one, bound):
+                total = counts.merge(total, counted)
                 if progress is not None:
                     progress(total.read)
-                if reason is None:
+                if counted.used:
                     line = json.dumps(row).encode()
                     tokens.write(prompt.astype(np.int32).tobytes())
                     text.write(line)
                     lengths.append(len(prompt))
                     sizes.append(len(line))
+                    if own is not None:
+                        answers.write(own.tokens.astype(np.int32).tobytes())
+                        targets.write(own.trained.tobytes())
+                        ends.append(len(own.tokens))
             stop = len(lengths) - 1
             parts.append(data.Part(name=one.source.name, start=begin, stop=stop, weight=one.source.weight))
             if begin == stop:
@@ -235,20 +264,40 @@ def _write(
                 raise mistake.Mistake(f"dataset: {one.source.name} leaves no prompt ({reasons}).")
     np.save(folder / "starts.npy", np.cumsum(np.array(lengths, np.int64)))
     np.save(folder / "lines.npy", np.cumsum(np.array(sizes, np.int64)))
+    np.save(folder / "ends.npy", np.cumsum(np.array(ends, np.int64)))
     return {"counts": attrs.asdict(total), "parts": [attrs.asdict(part) for part in parts]}
 
 
-def _rows(one: data.Opened, bound: Rules) -> Iterator[tuple[np.ndarray, Mapping[str, Any], str | None]]:
-    """Yield each row's tokens, the row, and why it is left out, if it is."""
+def _rows(
+    one: data.Opened, bound: Rules
+) -> Iterator[tuple[np.ndarray, Mapping[str, Any], truncate.Piece | None, counts.Counts]]:
+    """Yield each row's tokens, the row, its own answer if that is wanted, and what became of it."""
     rows = one.source.read(0)
     while chunk := list(itertools.islice(rows, data.BATCH)):
-        for prompt, (where, row) in zip(encoded(chunk, bound, one.conversation), chunk, strict=True):
+        prompts = encoded(chunk, bound, one.conversation)
+        answers, cut = _answers(chunk, one, bound)
+        for prompt, own, (where, row) in zip(prompts, answers, chunk, strict=True):
             reason = None
             if not len(prompt):
                 reason = "the prompt is empty"
             elif bound.limit is not None and len(prompt) > bound.limit:
                 reason = f"the prompt has more than {bound.limit} tokens, so its completion may not fit"
-            yield prompt, _json(row, where), reason
+            elif bound.answers is not None and own is None:
+                reason = "its completion is too long, or leaves nothing to train"
+            yield prompt, _json(row, where), own, counts.merge(cut, _counted(prompt, own, reason))
+            cut = counts.Counts()
+
+
+def _answers(
+    chunk: list[sources.Located], one: data.Opened, bound: Rules
+) -> tuple[Sequence[truncate.Piece | None], counts.Counts]:
+    """Encode the rows' own completions where they are wanted, None for what leaves nothing; count the cut."""
+    if bound.answers is None:
+        return [None] * len(chunk), counts.Counts()
+    rows = attrs.evolve(one, rows="text", kind="prompt and completion")
+    pieces, all_ = next(data.batches(iter(chunk), rows, bound.answers))
+    cut = counts.Counts(cut_rows=all_.cut_rows, cut_tokens=all_.cut_tokens)
+    return [part[0] if part else None for part in pieces], cut
 
 
 def _json(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
@@ -263,15 +312,21 @@ def _json(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     return row
 
 
-def _counted(prompt: np.ndarray, reason: str | None) -> counts.Counts:
-    """Count one row."""
+def _counted(prompt: np.ndarray, own: truncate.Piece | None, reason: str | None) -> counts.Counts:
+    """Count one row, by its own answer where that may be trained."""
     if reason is not None:
         return counts.Counts(read=1, dropped={reason: 1})
-    return counts.Counts(read=1, used=1, samples=1, tokens=len(prompt))
+    tokens, trained = (len(prompt), 0) if own is None else (len(own.tokens), int(own.trained.sum()))
+    return counts.Counts(read=1, used=1, samples=1, tokens=tokens, trained=trained)
 
 
 def _open(place: pathlib.Path, about: Mapping[str, Any]) -> Prompts:
     """Map prepared files into memory."""
+    ends = np.load(place / "ends.npy", mmap_mode="r", allow_pickle=False)
+    answers = None
+    if len(ends) > 1:
+        tokens, targets = (place / name for name in ("answers.bin", "targets.bin"))
+        answers = (np.memmap(tokens, np.int32, "r"), np.memmap(targets, np.bool_, "r"), ends)
     return Prompts(
         tokens=np.memmap(place / "tokens.bin", np.int32, "r"),
         starts=np.load(place / "starts.npy", mmap_mode="r", allow_pickle=False),
@@ -280,4 +335,5 @@ def _open(place: pathlib.Path, about: Mapping[str, Any]) -> Prompts:
         parts=tuple(data.Part(**part) for part in about["parts"]),
         counts=counts.Counts(**about["counts"]),
         fingerprint=place.name,
+        answers=answers,
     )

@@ -8,10 +8,11 @@ import torch
 import yaml
 from torch import Tensor
 
-from adapters import loading, scalar_head
-from shell import checkpoint, config, feed, folders, mistake, states
+from adapters import loading, scalar_head, transformers_lm
+from shell import adapter, checkpoint, config, feed, folders, low_rank, mistake, states
 
 # What a start that was killed before its first checkpoint leaves behind.
+MASTERS = "optimizer/masters/"
 SCRAPS = {"prepared", "config.yaml", "metrics.jsonl", "run.json", ".lock"}
 
 
@@ -112,8 +113,15 @@ def check_source(chosen: config.Options) -> None:
     if chosen.init_from is None:
         return
     folder = pathlib.Path(chosen.init_from)
+    if adapter.is_one(folder):
+        return  # it was read with the options
     if (folder / "config.json").is_file():
         folders.check(f"init_from {folder}", folder)
+        if chosen.use_peft:
+            raise mistake.Mistake(
+                f"init_from {folder} holds whole weights, and use_peft freezes those of model "
+                f"{chosen.model}; name it as model: --model {folder}"
+            )
         return
     problem = checkpoint.fault(folder, deep=False) if folder.is_dir() else "there is no such folder"
     if problem:
@@ -124,22 +132,25 @@ def check_source(chosen: config.Options) -> None:
         )
 
 
-def weights(chosen: config.Options, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def weights(
+    chosen: config.Options, model: transformers_lm.TransformersLM, params: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Return the parameters of the checkpoint or model folder that `init_from` names; it is only read.
 
     Args:
         chosen: the options.
-        params: of the model, for names and shapes.
+        model, params: what is begun with, for names and shapes.
 
     Raises:
         mistake.Mistake: they are other parameters.
     """
     folder = pathlib.Path(str(chosen.init_from))
+    if adapter.is_one(folder):
+        return low_rank.read(model, params, folder)
     if (folder / "config.json").is_file():
         found = _of_model(folder, chosen, scalar=scalar_head.WEIGHT in params)
     else:
-        tensors = checkpoint.load(folder).tensors
-        found = {n.removeprefix("params/"): t for n, t in tensors.items() if n.startswith("params/")}
+        found = _of_checkpoint(folder, chosen)
     if {n: t.shape for n, t in found.items()} != {n: t.shape for n, t in params.items()}:
         odd = sorted(found.keys() ^ params.keys()) or [n for n in params if found[n].shape != params[n].shape]
         raise mistake.Mistake(
@@ -147,6 +158,23 @@ def weights(chosen: config.Options, params: Mapping[str, Tensor]) -> dict[str, T
             f"name a checkpoint or folder of {chosen.model}"
         )
     return {n: found[n].to(device=p.device, dtype=p.dtype) for n, p in params.items()}
+
+
+def _of_checkpoint(folder: pathlib.Path, chosen: config.Options) -> Mapping[str, Tensor]:
+    """Load the parameters of a checkpoint, in float32 where it has them so beside those that ran."""
+    saved = checkpoint.load(folder)
+    found = {n: t for n, t in saved.tensors.items() if n.startswith(("params/", MASTERS))}
+    if chosen.use_peft:
+        with states.reading(folder):
+            old = dict(yaml.safe_load(saved.values["options"]))
+        usual = config.plain(config.Options())
+        for name in ("lora_r", "lora_alpha", "use_rslora"):
+            if (before := old.get(name, usual[name])) != (now := getattr(chosen, name)):
+                raise mistake.Mistake(
+                    f"{name} {now} came, and init_from {folder} holds an adapter with {before}; keep that"
+                )
+    # Those that ran come first, so that the others take their places.
+    return {n.removeprefix("params/").removeprefix(MASTERS): found[n] for n in sorted(found, reverse=True)}
 
 
 def _of_model(folder: pathlib.Path, chosen: config.Options, *, scalar: bool) -> Mapping[str, Tensor]:

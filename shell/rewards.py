@@ -11,13 +11,9 @@ text, as text.
 
 import asyncio
 import concurrent.futures
-import difflib
-import importlib
 import inspect
 import math
 import numbers
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +21,7 @@ import attrs
 import numpy as np
 
 from core import metrics
-from shell import mistake, named_rewards
+from shell import mistake, named_rewards, own, translate
 
 OFFERED = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 
@@ -185,7 +181,7 @@ def _called_with(reward: Reward, offered: Mapping[str, Any]) -> Any:
     named, anything = _named(reward.function)
     _check(reward, named, list(offered))
     taken = dict(offered) if anything else {p.name: offered[p.name] for p in named if p.name in offered}
-    return _guarded(reward.name, lambda: reward.function(**taken))
+    return own.guarded(f"reward {reward.name}", reward.function)(**taken)
 
 
 def _named(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], bool]:
@@ -204,11 +200,9 @@ def _check(reward: Reward, named: Sequence[inspect.Parameter], offered: Sequence
     if not lacking:
         return
     columns = [name for name in offered if name not in (*OFFERED, "prompt", "completion")]
-    near = difflib.get_close_matches(lacking[0], offered, n=1)
     raise mistake.Mistake(
         f"reward {reward.name} takes {lacking[0]!r}, which is no column of the dataset "
-        f"({', '.join(columns) or 'there are none beside prompt'})."
-        + (f" Did you mean {near[0]}?" if near else "")
+        f"({', '.join(columns) or 'there are none beside prompt'})." + translate.hint(lacking[0], offered)
     )
 
 
@@ -231,7 +225,7 @@ def _all(returned: Sequence[Any], rewards: Sequence[Reward]) -> list[Any]:
     values = list(returned)
     for i, value in zip(waiting, done, strict=True):
         if isinstance(value, BaseException):
-            raise _failed(rewards[i].name, value) from value
+            raise own.failed(f"reward {rewards[i].name}", value) from value
         values[i] = value
     return values
 
@@ -264,43 +258,14 @@ def _number(value: Any, name: str, place: int) -> float:
     return float(value)
 
 
-def _guarded(name: str, call: Callable[[], Any]) -> Any:
-    """Call somebody's function; what it raises is told with its name."""
-    try:
-        return call()
-    except mistake.Mistake:
-        raise
-    except Exception as problem:
-        raise _failed(name, problem) from problem
-
-
-def _failed(name: str, problem: BaseException) -> mistake.Mistake:
-    """Tell that a function failed, and where."""
-    trace, place = problem.__traceback__, ""
-    while trace is not None:
-        place = f" ({os.path.basename(trace.tb_frame.f_code.co_filename)}, line {trace.tb_lineno})"
-        trace = trace.tb_next
-    return mistake.Mistake(f"reward {name} failed: {type(problem).__name__}: {problem}{place}")
-
-
 def _imported(name: str, makers: Mapping[str, Any]) -> Callable[..., Any]:
     """Import the caller's own function."""
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        near = difflib.get_close_matches(name, makers, n=1)
+    if ":" not in name:
         raise mistake.Mistake(
             f"reward_funcs: {name!r} came; one of {', '.join(sorted(makers))} or module:function was wanted."
-            + (f" Did you mean {near[0]}?" if near else "")
+            + translate.hint(name, makers)
         )
-    sys.path.insert(0, os.getcwd())  # `python -m` does this; the console command does not
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except Exception as problem:  # whatever the caller's module raises
-        raise mistake.Mistake(
-            f"reward_funcs: {name} cannot be imported: {type(problem).__name__}: {problem}"
-        ) from problem
-    finally:
-        sys.path.pop(0)
+    found = own.imported(name, "reward_funcs:")
     if not callable(found):
         raise mistake.Mistake(f"reward_funcs: {name} is a {type(found).__name__}; a function was wanted.")
     return found

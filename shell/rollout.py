@@ -6,8 +6,8 @@ change none; what a round wrote for steps still to come is part of a checkpoint.
 """
 
 import functools
-import hashlib
 import inspect
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,115 +17,8 @@ import torch
 from torch import Tensor
 
 from core import advantages, algorithms, keys, kl, metrics, ports, steps
-from core.plan import batching, sample
-from shell import answers, buffer, counts, data, feed, prompts, rewards
-
-
-@attrs.frozen(kw_only=True)
-class Round:
-    """What is drawn at once.
-
-    Attributes:
-        start: prompts used up before it; the numbers of its prompts go on from there.
-        rows: its prompts.
-        size: prompts of a step; the last of an epoch may have fewer.
-        num_slices: steps whose prompts it has.
-        num_steps: steps that it is used in.
-    """
-
-    start: int
-    rows: tuple[int, ...]
-    size: int
-    num_slices: int
-    num_steps: int
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class Plan:
-    """Prompts in an order that any place can be found in again, before there is a generator.
-
-    A place is (prompts used up before the round, steps made of the round).
-
-    Attributes:
-        prompts: what is completed.
-        batch_size: completions in an optimizer step, over all ranks.
-        num_generations: completions of a prompt.
-        steps_per_generation: steps whose prompts are drawn at once.
-        num_iterations: how often a round is gone through.
-        max_tokens: most tokens of a completion.
-        seed: of the order; None: as they come.
-    """
-
-    prompts: prompts.Prompts
-    batch_size: int
-    num_generations: int
-    steps_per_generation: int
-    num_iterations: int
-    max_tokens: int
-    seed: int | None
-    start: feed.Place = (0, 0)
-
-    @property
-    def num_prompts(self) -> int:
-        """Return the prompts of a step."""
-        return self.batch_size // self.num_generations
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Return the optimizer steps of one pass over the prompts."""
-        return -(-len(self.prompts) // self.num_prompts) * self.num_iterations
-
-    @property
-    def counts(self) -> counts.Counts:
-        """Return what became of the rows."""
-        return self.prompts.counts
-
-    @property
-    def digest(self) -> str:
-        """Return a hash of all prompts and their columns."""
-        return _digest(self.prompts)
-
-    def round(self, place: feed.Place) -> Round:
-        """Return the round that a place is in."""
-        assert isinstance(place, tuple)
-        epoch, first = divmod(place[0], len(self.prompts))
-        stop = min(first + self.num_prompts * self.steps_per_generation, len(self.prompts))
-        slices = -(-(stop - first) // self.num_prompts)
-        return Round(
-            start=place[0],
-            rows=tuple(_order(self.prompts, self.seed, epoch)[first:stop].tolist()),
-            size=self.num_prompts,
-            num_slices=slices,
-            num_steps=slices * self.num_iterations,
-        )
-
-    def after(self, place: feed.Place) -> tuple[int, int]:
-        """Return the place after the step that begins at a place."""
-        assert isinstance(place, tuple)
-        now = self.round(place)
-        start, made = place[0], place[1] + 1
-        return (start, made) if made < now.num_steps else (start + len(now.rows), 0)
-
-    def epoch(self, place: feed.Place) -> float:
-        """Return the passes made at a place."""
-        assert isinstance(place, tuple)
-        now = self.round(place)
-        return (place[0] + len(now.rows) * place[1] / now.num_steps) / len(self.prompts)
-
-    def take(self, place: feed.Place) -> tuple[list[sample.Sample], feed.Place]:
-        """Return samples of the size of the step that begins at a place: the longest completions, all unlike.
-
-        They are for planning: what a generator will write, nobody knows.
-        """
-        assert isinstance(place, tuple)
-        now = self.round(place)
-        rows = _slice(now.rows, place[1] % now.num_slices, now.size)
-        made = [
-            _unwritten(self.prompts.row(row).tokens, self.max_tokens, row, i * self.num_generations + j)
-            for i, row in enumerate(rows)
-            for j in range(self.num_generations)
-        ]
-        return made, self.after(place)
+from core.plan import sample
+from shell import answers, buffer, carried, feed, measure, own, prompts, refill, rewards, rounds, scored
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -150,7 +43,7 @@ class Rollouts:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: rounds.Plan,
         asking: answers.Asking,
         *,
         model: ports.Model,
@@ -159,6 +52,8 @@ class Rollouts:
         reference: ports.Params | None,
         mask_truncated: bool,
         num_steps: int,
+        keep_masked: bool = False,
+        tries: int = 0,
     ) -> None:
         """Draw nothing yet.
 
@@ -171,26 +66,34 @@ class Rollouts:
             reference: the frozen parameters, if the algorithm needs any.
             mask_truncated: leave completions that were cut off out of the loss, and of the others' baseline.
             num_steps: of the whole run, for reward functions.
+            keep_masked: leave what is left out of the loss in the others' baseline.
+            tries: how often a round draws further prompts in the place of those that teach nothing.
         """
         self._plan, self._asking, self._model, self._algorithm = plan, asking, model, algorithm
         self._packing, self._reference, self._num_steps = dict(packing), reference, num_steps
-        self._mask = mask_truncated
+        self._mask, self._keep_masked, self._tries = mask_truncated, keep_masked, tries
         self._held: list[list[sample.Sample]] = []
 
-    def draw(self, state: steps.TrainState) -> Drawn:
+    def draw(self, state: steps.TrainState, reference: ports.Params | None = None) -> Drawn:
         """Return the samples of the step that begins where the state stands.
 
         Args:
             state: the policy that draws, and the place.
+            reference: where it stands now; None: where it stood at first.
         """
-        assert isinstance(state.place, tuple)
-        now, made = self._plan.round(state.place), state.place[1]
+        self._reference = self._reference if reference is None else reference
+        place = state.place
+        assert isinstance(place, tuple)
+        now, made = self._plan.round(place), place[1]
         means, table = {}, []
         if made == 0:
-            means, table = self._visit(state, now)
-        samples, place = self._held[made % now.num_slices], self._plan.after(state.place)
+            means, table, used = self._visit(state, now)
+            place = place if used == len(now.rows) else (*place, used)
+        samples, place = self._held[made % now.num_slices], self._plan.after(place)
         if place[1] == 0:
             self._held = []
+        if not any(one.trained.any() for one in samples):
+            means = {**means, "empty_steps": metrics.Sum(total=1.0)}
         return Drawn(samples=samples, place=place, means=means, table=table)
 
     def split(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -210,7 +113,8 @@ class Rollouts:
     ) -> dict[str, float]:
         """Return what completions of held-out prompts are worth, under `eval_...`.
 
-        One completion a prompt, always with the same draws: two evaluations differ by the policy alone.
+        Rewards say it, or a teacher's loss. One completion a prompt, always with the same draws: two
+        evaluations differ by the policy alone.
 
         Args:
             state: the policy.
@@ -218,7 +122,7 @@ class Rollouts:
             most: prompts to look at, the first ones; None: all.
         """
         num = len(held_out) if most is None else min(most, len(held_out))
-        found: metrics.Metrics = {}
+        found, written = dict[str, metrics.Metric](), list[sample.Sample]()
         for start in range(0, num, self._plan.batch_size):
             numbers = range(start, min(start + self._plan.batch_size, num))
             answered = answers.ask(
@@ -226,25 +130,49 @@ class Rollouts:
                 num_samples=1, key=keys.fold_in(state.key, "evaluation"), state=self._where(state),
             )  # fmt: skip
             found = metrics.merge(found, metrics.host(answers.measured(answered, self._asking.functions)))
-        read = metrics.values(found)
+            written += [attrs.evolve(_written(answered, i, True), unit=n) for i, n in enumerate(numbers)]
         alone = ("reward_std", "frac_reward_zero_std")  # a group of one has none
-        return {f"eval_{name}": number for name, number in read.items() if name not in alone}
+        read = {f"eval_{name}": n for name, n in metrics.values(found).items() if name not in alone}
+        if self._asking.functions:
+            return read
+        return read | measure.measure(
+            self._model, self._algorithm, state.params, measure.Listed(listed=written), carry=state.carry,
+            packing=self._packing, batch_size=self._plan.batch_size, ranks=self._asking.ranks,
+        )  # fmt: skip
 
     def _where(self, state: steps.TrainState) -> rewards.State:
         """Say where the run stands."""
         epoch = self._plan.epoch(state.place)
         return rewards.State(global_step=state.step, max_steps=self._num_steps, epoch=epoch)
 
-    def _visit(self, state: steps.TrainState, now: Round) -> tuple[metrics.Metrics, list[dict[str, Any]]]:
-        """Visit the generator: make the samples of a round."""
-        answered = answers.ask(
-            self._asking, state.params, [self._plan.prompts.row(row) for row in now.rows],
-            range(now.start, now.start + len(now.rows)), num_samples=self._plan.num_generations,
-            key=keys.fold_in(state.key, "rollout"), state=self._where(state),
+    def _ask(self, state: steps.TrainState, numbers: Sequence[int]) -> answers.Answered:
+        """Have the prompts of some places in the run answered and scored."""
+        return answers.ask(
+            self._asking, state.params, [self._plan.prompts.row(self._plan.row(n)) for n in numbers],
+            numbers, num_samples=self._plan.num_generations, key=keys.fold_in(state.key, "rollout"),
+            state=self._where(state),
         )  # fmt: skip
-        kept = torch.tensor([not self._mask or c.ended for c in answered.completions])
-        written, size = [_written(answered, i, bool(kept[i])) for i in range(len(kept))], len(kept)
-        parts = [_slice(written, i, now.size * self._plan.num_generations) for i in range(now.num_slices)]
+
+    def _visit(
+        self, state: steps.TrainState, now: rounds.Round
+    ) -> tuple[metrics.Metrics, list[dict[str, Any]], int]:
+        """Visit the generator: make the samples of a round; return how many prompts it used up, too."""
+        asked = [i for i in range(len(now.rows)) if self._plan.writes(state.key, now.start + i)]
+        if not asked:
+            self._held = self._mixed(now, [], asked)
+            return {"on_policy_frac": metrics.Mean(total=0.0, weight=len(now.rows))}, [], len(now.rows)
+        filled = refill.fill(
+            self._ask(state, [now.start + i for i in asked]),
+            lambda used, count: self._ask(state, range(now.start + used, now.start + used + count)),
+            tries=self._tries, teaches=self._teaches,
+        )  # fmt: skip
+        answered, used = filled.chosen, len(now.rows) + filled.more
+        kept = self._whole(answered) & filled.teaches
+        names, size = own.columns(self._algorithm), len(kept)
+        written = [_written(answered, i, bool(kept[i]), names) for i in range(size)]
+        parts = [
+            rounds.portion(written, i, now.size * self._plan.num_generations) for i in range(now.num_slices)
+        ]
         divergences = None
         if self._reference is not None:
             parts = self._scored(parts, self._reference, "reference_logprobs")
@@ -253,89 +181,97 @@ class Rollouts:
             parts = self._scored(parts, state.params, "old_logprobs")
         if penalized:
             divergences = torch.stack([_divergence(one) for part in parts for one in part])
-        columns = self._columns(answered, kept, divergences)
+        compared = filled.teaches if self._keep_masked else kept
+        columns = self._columns(answered, compared, divergences)
         numbers = iter([{n: float(v[i]) for n, v in columns.items()} for i in range(size)])
-        self._held = [_trained([_with(one, next(numbers)) for one in part]) for part in parts]
-        means = dict(answers.measured(answered, self._asking.functions))
+        self._held = [scored.trained([_with(one, next(numbers)) for one in part]) for part in parts]
+        means = {**answers.measured(filled.drawn, self._asking.functions), **filled.means}
+        if self._plan.lmbda < 1.0:
+            self._held = self._mixed(now, written, asked)
+            means["on_policy_frac"] = metrics.Mean(total=float(len(asked)), weight=len(now.rows))
         if self._mask:
-            means["completions/masked"] = metrics.Sum(total=float((~kept).sum()))
+            means["completions/masked"] = metrics.Sum(total=float((~self._whole(filled.drawn)).sum()))
         if divergences is not None:
             means["kl"] = metrics.mean(divergences)
-        return means, answers.table(answered, self._asking.functions)
+        return means, answers.table(filled.drawn, self._asking.functions), used
+
+    def _whole(self, answered: answers.Answered) -> Tensor:
+        """Say which completions the loss may see: those that ended, where others are masked."""
+        return torch.tensor([not self._mask or c.ended for c in answered.completions])
+
+    def _teaches(self, answered: answers.Answered) -> Tensor:
+        """Say whose group has unlike rewards, so that it moves the policy."""
+        compared = torch.ones_like(answered.groups, dtype=torch.bool)
+        compared = compared if self._keep_masked else self._whole(answered)
+        each = answered.parts if "parts" in _parameters(self._algorithm) else answered.rewards[:, None]
+        return ~torch.stack(
+            [
+                advantages.without_variance(advantages.leave_out(one, compared), answered.groups)
+                for one in each.unbind(1)
+            ]
+        ).all(0)
+
+    def _mixed(
+        self, now: rounds.Round, written: Sequence[sample.Sample], asked: Sequence[int]
+    ) -> list[list[sample.Sample]]:
+        """Return what was written and the rows' own answers to the other prompts, step by step."""
+        each = self._plan.num_generations
+        made = {i: rounds.portion(written, number, each) for number, i in enumerate(asked)}
+        numbered = itertools.count()
+        rows = [
+            [attrs.evolve(one, columns={}, unit=next(numbered)) for one in made[i]]
+            if i in made
+            else [self._plan.prompts.answer(row, group=now.start + i, unit=next(numbered))]
+            for i, row in enumerate(now.rows)
+        ]
+        return [
+            [one for row in rounds.portion(rows, number, now.size) for one in row]
+            for number in range(now.num_slices)
+        ]
 
     def _columns(
-        self, answered: answers.Answered, kept: Tensor, divergences: Tensor | None
+        self, answered: answers.Answered, compared: Tensor, divergences: Tensor | None
     ) -> Mapping[str, Tensor]:
-        """Make the columns that the algorithm wants of rewards."""
+        """Make the columns that the algorithm wants of the rewards that are compared."""
         if self._algorithm.columns is None:
             return {}
         takes, more = _parameters(self._algorithm), dict[str, Any]()
         if "parts" in takes:
-            more["parts"] = answered.parts.where(kept[:, None], torch.nan)
+            more["parts"] = answered.parts.where(compared[:, None], torch.nan)
         if divergences is not None:
             more["divergences"] = divergences
-        return self._algorithm.columns(advantages.leave_out(answered.rewards, kept), answered.groups, **more)
+        seen = advantages.leave_out(answered.rewards, compared)
+        return self._algorithm.columns(seen, answered.groups, **more)
 
     def _scored(
         self, slices: Sequence[Sequence[sample.Sample]], params: ports.Params, name: str
     ) -> list[list[sample.Sample]]:
         """Score every trained token, step by step, on the packs that the step will train on."""
+        score = functools.partial(
+            scored.logprobs, self._model, self._algorithm, packing=self._packing, ranks=self._asking.ranks
+        )
         return [
-            [
-                _with(one, {name: values})
-                for one, values in zip(part, self._logprobs(part, params), strict=True)
-            ]
+            [_with(one, {name: values}) for one, values in zip(part, score(params, part), strict=True)]
             for part in slices
         ]
 
-    def _logprobs(self, part: Sequence[sample.Sample], params: ports.Params) -> list[np.ndarray]:
-        """Return each sample's log-probabilities at its tokens, 0 where none is trained; on every rank."""
-        ranks, packing = self._asking.ranks, self._packing
-        trained = _trained(part)
-        packs = feed.packs(trained, self._algorithm, needs=(), ranks=ranks, **packing)
-        plan = batching.assign(
-            trained, budget=packing["budget"], couples=self._algorithm.couples, num_ranks=ranks.num,
-            share=packing["share"], shape=packing["shape"],
-        )  # fmt: skip
-        starts = np.cumsum([0, *(len(one.tokens) for one in trained)])
-        found = torch.zeros(int(starts[-1]), dtype=packing["dtype"])
-        for members, each in zip(plan[ranks.index], packs, strict=True):
-            rows = [starts[i] + np.flatnonzero(trained[i].trained) for i in members]
-            places = torch.from_numpy(np.concatenate(rows) if rows else np.zeros(0, np.int64))
-            logprobs = self._model.predict(params, each, None).logprobs
-            found[places] = logprobs.to(device="cpu", dtype=found.dtype)
-        summed = ranks.sum(found).numpy()
-        values = {id(one): summed[starts[i] : starts[i + 1]] for i, one in enumerate(trained)}
-        none = {id(one): np.zeros(len(one.tokens), summed.dtype) for one in part if id(one) not in values}
-        return [{**values, **none}[id(one)] for one in part]
 
-
-def _written(answered: answers.Answered, i: int, kept: bool) -> sample.Sample:
-    """Make a sample of one completion."""
+def _written(answered: answers.Answered, i: int, kept: bool, names: Sequence[str] = ()) -> sample.Sample:
+    """Make a sample of one completion, with numbers of its prompt's row."""
     prompt, drawn = answered.prompts[i].tokens, answered.completions[i]
+    own_columns = carried.numbers(answered.prompts[i].columns, names, where=f"prompt {answered.groups[i]}")
     trained = np.zeros(len(prompt) + len(drawn.tokens), np.bool_)
     trained[len(prompt) :] = kept
     return sample.Sample(
         tokens=np.concatenate([prompt, drawn.tokens]),
         trained=trained,
-        columns={"sampled_logprobs": np.concatenate([np.zeros(len(prompt), np.float32), drawn.logprobs])},
+        columns={
+            "sampled_logprobs": np.concatenate([np.zeros(len(prompt), np.float32), drawn.logprobs]),
+            **own_columns,
+        },
         group=int(answered.groups[i]),
         unit=i,
     )
-
-
-def _unwritten(prompt: np.ndarray, length: int, group: int, number: int) -> sample.Sample:
-    """Make a sample of the longest completion, unlike every other."""
-    tokens = np.concatenate([prompt, np.full(length, number, np.int64)])
-    return sample.Sample(
-        tokens=tokens, trained=np.arange(len(tokens)) >= len(prompt), group=group, unit=number
-    )
-
-
-def _trained(samples: Sequence[sample.Sample]) -> list[sample.Sample]:
-    """Leave out samples without a trained token, unless there are no others: they would only be forwarded."""
-    kept = [one for one in samples if one.trained.any()]
-    return kept or list(samples)
 
 
 def _with(one: sample.Sample, columns: Mapping[str, Any]) -> sample.Sample:
@@ -355,21 +291,3 @@ def _divergence(one: sample.Sample) -> Tensor:
 def _parameters(algorithm: algorithms.Algorithm) -> frozenset[str]:
     """Name what the function that makes columns takes."""
     return frozenset(() if algorithm.columns is None else inspect.signature(algorithm.columns).parameters)
-
-
-def _slice(values: Sequence[Any], number: int, size: int) -> list[Any]:
-    """Return one of the runs of a size that values are cut into."""
-    return list(values[number * size : (number + 1) * size])
-
-
-@functools.lru_cache(maxsize=1)
-def _digest(rows: prompts.Prompts) -> str:
-    made = hashlib.blake2b(digest_size=16)
-    for values in (rows.tokens, rows.starts, rows.text, rows.lines):
-        made.update(np.ascontiguousarray(values).data)
-    return made.hexdigest()
-
-
-@functools.lru_cache(maxsize=2)
-def _order(rows: prompts.Prompts, seed: int | None, epoch: int) -> np.ndarray:
-    return data.epoch_order(rows, seed=seed, epoch=epoch)

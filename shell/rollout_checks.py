@@ -2,31 +2,40 @@
 
 from collections.abc import Mapping
 
-from shell import entries, options
+from shell import about, entries, options
 
 Told = tuple[str, str] | None
 Given = Mapping[str, entries.Entry]
 
-CLIPPED = ("grpo", "dapo", "bnpo", "dr_grpo", "luspo")
-OF_SEQUENCES = ("grpo", "dapo", "bnpo", "luspo")
+CLIPPED = ("grpo", "dapo", "bnpo", "dr_grpo", "luspo", "gspo", "dapo_prompts")
+OF_SEQUENCES = ("grpo", "dapo", "bnpo", "luspo", "gspo")
+ALWAYS = ("luspo", "gspo")
 
 
 def grpo(chosen: options.Options, given: Given) -> Told:
     """Find what is wrong with the options of a policy loss and its rollouts."""
-    return _unread(chosen, given) or _level(chosen) or _groups(chosen, chosen.scale_rewards != "none") or (
-        _rollouts(chosen)
+    compared = chosen.scale_rewards != "none" or chosen.multi_objective_aggregation == "normalize_then_sum"
+    return (
+        _unread(chosen, given) or _level(chosen) or _weights(chosen, given) or _reference(chosen)
+        or _groups(chosen, compared) or _rollouts(chosen)
     )  # fmt: skip
 
 
 def rloo(chosen: options.Options, given: Given) -> Told:
     """Find what is wrong with the options of RLOO and its rollouts."""
-    return _groups(chosen, True) or _rollouts(chosen)
+    return _reference(chosen) or _groups(chosen, True) or _rollouts(chosen) or _baseline(chosen)
 
 
 def own(chosen: options.Options, given: Given) -> Told:
-    """Find what is wrong with the options of rollouts for somebody's own algorithm."""
-    asked = {"num_generations", "reward_funcs", "steps_per_generation", "num_iterations"} & given.keys()
-    return _groups(chosen, False) if asked else None
+    """Find what is wrong with the options of rollouts for an algorithm that seems to have some, by them."""
+    names = ("num_generations", "reward_funcs", "steps_per_generation", "num_iterations")
+    seems = any(options.asked(about.OWN, chosen, given, name) for name in names)
+    return prompts(chosen) if seems else None
+
+
+def prompts(chosen: options.Options) -> Told:
+    """Find what is wrong with the options of rollouts for somebody's own algorithm that has some."""
+    return _groups(chosen, False) or _rollouts(chosen)
 
 
 def _unread(chosen: options.Options, given: Given) -> Told:
@@ -34,20 +43,44 @@ def _unread(chosen: options.Options, given: Given) -> Told:
     loss = str(chosen.loss_type)
     readers = {
         "delta": CLIPPED,
-        "epsilon": CLIPPED,
-        "epsilon_high": (*CLIPPED, "cispo"),
+        "epsilon": (*CLIPPED, "gmpo"),
+        "epsilon_high": (*CLIPPED, "gmpo", "cispo"),
         **dict.fromkeys(("sapo_temperature_neg", "sapo_temperature_pos"), ("sapo",)),
         **dict.fromkeys(("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"), ("vespo",)),
     }
     for name, names in readers.items():
-        if name in given and loss not in names and given[name].read() is not None:
+        if options.asked("grpo", chosen, given, name) and loss not in names:
             return name, f"it is not read by loss_type {loss}; {' '.join(names)} read it."
     if loss == "cispo" and chosen.epsilon_high is None:
         return "epsilon_high", "nothing came; cispo bounds the ratio itself by it, and 5.0 is recommended."
     if chosen.use_bias_correction_kl and not chosen.beta:
         return "use_bias_correction_kl", "beta is 0, so nothing is corrected; set beta above 0."
+    if chosen.multi_objective_aggregation == "normalize_then_sum" and chosen.scale_rewards != "group":
+        return "scale_rewards", "normalize_then_sum divides by the deviation of each reward; leave it out."
     if chosen.top_entropy_quantile == 0:
         return "top_entropy_quantile", "0 came; above 0 was wanted: no token would be trained."
+    return _entropy(chosen, given) or _baseline(chosen)
+
+
+def _entropy(chosen: options.Options, given: Given) -> Told:
+    """Find numbers of an entropy coefficient that stays as it is, or bounds that do not hold it."""
+    names = ("entropy_target", "entropy_coef_delta", "entropy_coef_min", "entropy_coef_max")
+    unread = [name for name in names if options.asked("grpo", chosen, given, name)]
+    if unread and not chosen.use_adaptive_entropy:
+        return unread[0], "only an adaptive coefficient reads it; set use_adaptive_entropy."
+    low, high = chosen.entropy_coef_min or 0.0, chosen.entropy_coef_max or 0.0
+    first = chosen.entropy_coef or 0.0
+    if low > high:
+        return "entropy_coef_min", f"{low:g} came, above entropy_coef_max, {high:g}."
+    if chosen.use_adaptive_entropy and first > high:
+        return "entropy_coef", f"{first:g} came, above entropy_coef_max, {high:g}."
+    return None
+
+
+def _baseline(chosen: options.Options) -> Told:
+    """Find masked answers that are kept in the baseline where none are masked."""
+    if chosen.keep_masked_in_baseline and not chosen.mask_truncated_completions:
+        return "keep_masked_in_baseline", "no answer is masked; set mask_truncated_completions, too."
     return None
 
 
@@ -58,13 +91,39 @@ def _level(chosen: options.Options) -> Told:
         return "importance_sampling_level", (
             f"sequence came, and loss_type {loss} has a ratio a token; {' '.join(OF_SEQUENCES)} have both."
         )
-    if level == "token" and loss == "luspo":
-        return "importance_sampling_level", "token came, and luspo has one ratio a sequence; set sequence."
+    if level == "token" and loss in ALWAYS:
+        return "importance_sampling_level", f"token came, and {loss} has one ratio a sequence; leave it out."
     return None
+
+
+def _weights(chosen: options.Options, given: Given) -> Told:
+    """Find weights of trainer over generator that are not there, or that a loss cannot take."""
+    asked = chosen.vllm_importance_sampling_correction
+    weighed = chosen.engine == "vllm" if asked is None else asked
+    mode, low = str(chosen.vllm_importance_sampling_mode), chosen.vllm_importance_sampling_clip_min or 0.0
+    if chosen.loss_type == "vespo" and not mode.startswith("token_"):
+        return "vllm_importance_sampling_mode", f"{mode} came; vespo takes token_truncate or token_mask."
+    if low > (chosen.vllm_importance_sampling_clip_max or low):
+        return "vllm_importance_sampling_clip_min", f"{low:g} came, above vllm_importance_sampling_clip_max."
+    if asked is False or weighed:
+        return None
+    for name in ("mode", "clip_min", "clip_max"):
+        name = f"vllm_importance_sampling_{name}"
+        if options.asked("grpo", chosen, given, name):
+            return name, "nothing is weighed; set vllm_importance_sampling_correction."
+    return None
+
+
+def _reference(chosen: options.Options) -> Told:
+    """Find a reference that nothing is compared with."""
+    if chosen.ref_model is None or chosen.beta:
+        return None
+    return "ref_model", f"{chosen.ref_model} came, and beta is 0, so nothing is compared with it; set beta."
 
 
 def _groups(chosen: options.Options, compared: bool) -> Told:
     """Find groups that cannot be compared or do not fit a step."""
+    compared = compared or bool(chosen.dynamic_sampling)
     size, batch = chosen.num_generations or 1, chosen.batch_size
     if compared and size < 2:
         return "num_generations", f"{size} came; answers are compared with others, so at least 2 were wanted."

@@ -14,7 +14,7 @@ _run = partial(about.option, "run")
 _step = partial(about.option, "optimizer")
 _batch = partial(about.option, "batch")
 _device = partial(about.option, "device", built=False)
-_lora = partial(about.option, "adapters over frozen weights", built=False)
+_lora = partial(about.option, "adapters over frozen weights")
 
 
 @attrs.frozen(kw_only=True)
@@ -32,11 +32,15 @@ class RunOptions:
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = _model(
         "auto", "of the parameters; auto is float32 on CPU and bfloat16 elsewhere"
     )
-    attn_implementation: Literal["auto", "eager", "sdpa"] = _model(
-        "auto", "the attention kernel; every one is exact"
+    bf16: bool = _model(False, "run float32 parameters' products in bfloat16 (autocast)")
+    attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2", "flex_attention"] = _model(
+        "auto", "the attention kernel, where the device has it; every one is exact"
+    )
+    rope_scaling: dict[str, Any] | None = _model(
+        None, "rotary positions beyond the model's own, as in {rope_type: yarn, factor: 4.0}"
     )
     disable_dropout: bool = _model(
-        False, "train without dropout", differs={"dpo": True, "kto": True, "reward": True}
+        False, "train without dropout", differs=about.by(("dpo", "kto", "reward", "distill"), True)
     )
 
     dataset: about.Rows = _data(
@@ -135,19 +139,46 @@ class RunOptions:
     packing: Literal["tree", "none"] = _batch(
         "tree", "tree shares common prefixes; true and false mean these"
     )
-    gradient_checkpointing: bool = _batch(False, "keep less memory, run the forward twice")
+    gradient_checkpointing: bool | Literal["selective"] = _batch(
+        False, "keep less memory, run the forward twice; selective runs attention once"
+    )
+    activation_offloading: bool = _batch(
+        False, "keep activations in host memory until the backward", result=False
+    )
+    chunk_size_feed_forward: int = _batch(0, "tokens that a feed-forward part runs at a time; 0: all", low=0)
 
     use_peft: bool = _lora(False, "train LoRA adapters over frozen weights")
     lora_r: int = _lora(16, "rank", low=1)
     lora_alpha: float = _lora(32.0, "scale, divided by the rank", above=0)
-    lora_dropout: float = _lora(0.05, "dropout before the adapter", low=0, below=1)
-    lora_target_modules: tuple[str, ...] | str | None = _lora(None, "names of the layers that get one")
+    lora_dropout: float = _lora(0.0, "dropout before the adapter; above 0 nothing is shared", low=0, below=1)
+    lora_target_modules: tuple[str, ...] | str | None = _lora(
+        "all-linear", "layers that get one: names, patterns, or all-linear: all but the output head"
+    )
+    lora_modules_to_save: tuple[str, ...] | None = _lora(None, "modules trained whole beside it, by name")
+    use_rslora: bool = _lora(False, "divide alpha by the root of the rank")
 
     device: Literal["auto", "cpu", "cuda", "rocm", "neuron"] = _device(
         "auto", "where to run", built=True, result=False
     )
-    compile: bool = _device(False, "compile the model")
-    pad_to_multiple_of: int | None = _device(
-        None, "pad every pack to a multiple of this; not set: planned", low=1
+    fsdp: bool = _device(
+        False,
+        "split parameters, gradients and the optimizer's state over the processes",
+        built=True,
+        result=False,
     )
-    max_shapes: int | None = _device(None, "most sizes that a compiler may see", low=1)
+    compile: bool = _device(False, "compile the decoder, with the device's own compiler", built=True)
+    count_signatures: bool = _device(
+        False, "count new (operator, shapes, dtypes) a step; slower", built=True, result=False
+    )
+    compile_beyond: Literal["stop", "eager"] = _device(
+        "stop", "what a shape beyond the planned graphs does: stop the run, or run uncompiled", built=True
+    )
+    pad_to_multiple_of: int | Literal["auto", "none"] = _device(
+        "auto",
+        "pad forwards to planned sizes, multiples of this; auto: where the device compiles each new shape",
+        low=1,
+        built=True,
+    )
+    max_shapes: int | None = _device(
+        None, "most sizes that forwards are padded to; set, they are padded", low=1, built=True
+    )

@@ -5,7 +5,6 @@ others have (tools, tool calls), copies the file into a cache elsewhere, and can
 Rows are counted from 0, lines from 1.
 """
 
-import difflib
 import hashlib
 import itertools
 import json
@@ -18,12 +17,12 @@ from typing import Any
 
 import attrs
 
-from shell import about, demo, mistake, readers, tasks
+from shell import about, demo, mistake, readers, tasks, translate
 
 Row = readers.Row
 Located = readers.Located
 
-_SLICED = re.compile(r"(?P<name>[\w.-]+?)(?:\[(?P<start>\d*):(?P<stop>\d*)\])?")
+_SLICED = re.compile(r"(?P<name>[\w.-]+?)(?:\[(?P<start>(-?\d+%?)?):(?P<stop>(-?\d+%?)?)\])?")
 _KEPT_ASIDE = re.compile(r"(test|validation|valid|val|dev|evaluation|eval)([^a-z]|$)", re.IGNORECASE)
 
 
@@ -148,7 +147,8 @@ def _opened(
     place = pathlib.Path(os.path.expanduser(path))
     if "[" in name and (path == "demo" or tasks.is_task(path) or place.exists()):
         raise mistake.Mistake(
-            f"dataset_split is {split!r}; of files, a split and whole rows are wanted: train[10:20]."
+            f"dataset_split is {split!r}; of files, a split and rows or percents of them are wanted, as in "
+            "train[10:20], train[:80%] or train[-100:]."
         )
     if path == "demo" or tasks.is_task(path):
         return _sliced(_made(path, name, settings), start, stop)
@@ -184,24 +184,34 @@ def _made(path: str, split: str, settings: Mapping[str, Any] | None) -> Source:
     return _named(path, demo.rows(split))
 
 
-def _slice(split: str) -> tuple[str, int, int | None]:
-    """Read `train[10:20]`."""
+def _slice(split: str) -> tuple[str, str, str]:
+    """Read `train[10:20]`, `train[:80%]`, `train[-100:]`."""
     match = _SLICED.fullmatch(split)
     if match is None:
-        return split, 0, None
-    return match["name"], int(match["start"] or 0), int(match["stop"]) if match["stop"] else None
+        return split, "", ""
+    return match["name"], match["start"] or "", match["stop"] or ""
 
 
-def _sliced(source: Source, start: int, stop: int | None) -> Source:
-    """Keep the rows of a slice."""
-    if start == 0 and stop is None:
+def _sliced(source: Source, first: str, last: str) -> Source:
+    """Keep the rows of a slice; rows are counted where its ends are parts of them, or count from the last."""
+    if not first and not last:
         return source
+    counted = any(end.startswith("-") or end.endswith("%") for end in (first, last))
+    total = sum(1 for _ in source.read(0)) if counted else 0
+    start = _row(first, total) if first else 0
+    stop = _row(last, total) if last else None
 
-    def read(first: int) -> Iterator[Located]:
-        rows = source.read(start + first)
-        return rows if stop is None else itertools.islice(rows, max(stop - start - first, 0))
+    def read(number: int) -> Iterator[Located]:
+        rows = source.read(start + number)
+        return rows if stop is None else itertools.islice(rows, max(stop - start - number, 0))
 
     return attrs.evolve(source, read=read, fingerprint=_digest(f"{source.fingerprint}[{start}:{stop}]"))
+
+
+def _row(end: str, total: int) -> int:
+    """Return the row that an end of a slice names; a percent becomes the nearest one, as in datasets."""
+    row = round(float(end[:-1]) * total / 100) if end.endswith("%") else int(end)
+    return max(0, row + total if end.startswith("-") else row)
 
 
 def _file(path: pathlib.Path) -> Source:
@@ -348,5 +358,5 @@ def _nearest(path: pathlib.Path) -> str:
     """Name what is in the folder and reads like the missing name."""
     if not path.parent.is_dir():
         return f" (there is no folder {path.parent} either)"
-    close = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1)
+    close = translate.close(path.name, [entry.name for entry in path.parent.iterdir()])
     return f"; did you mean {path.parent / close[0]}" if close else ""

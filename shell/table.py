@@ -78,15 +78,23 @@ def lines(rows: Rows, *, most: int = SHOWN) -> list[str]:
         most: rows to show.
     """
     return [
-        f"  reward {'none' if row['reward'] is None else format(row['reward'], '.3f')}  "
-        f"{_short(_asked(row['prompt']))} -> {_short(row['completion'])}"
+        f"  {_reward(row)}{_short(_asked(row['prompt']))} -> {_short(row['completion'])}"
         for row in rows[:most]
     ]
+
+
+def _reward(row: Mapping[str, Any]) -> str:
+    """Write a row's reward, nothing where nobody gives any."""
+    if "reward" not in row:
+        return ""
+    return f"reward {'none' if row['reward'] is None else format(row['reward'], '.3f')}  "
 
 
 def _numbers(rows: Rows) -> Iterable[str]:
     """Name the columns of rewards; the sum only where it is not the one function's."""
     names = [name for name in rows[0] if name.startswith("rewards/")] if rows else []
+    if rows and "reward" not in rows[0]:
+        return []
     return names if len(names) == 1 else [*names, "reward"]
 
 

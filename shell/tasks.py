@@ -5,7 +5,6 @@ installed. Of every ten prompts one belongs to the split `test`: which, a hash o
 in both, whatever the size, the seed and the machine.
 """
 
-import difflib
 import hashlib
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from shell import mistake, named_rewards
+from shell import mistake, named_rewards, translate
 
 SPLITS = ("train", "test")
 GYM = "reasoning_gym"
@@ -134,10 +133,9 @@ BUILT_IN: Mapping[str, Task] = {"letters": Task(rows=_letters, score=placed)}
 def _known(name: str) -> Task:
     """Return a built-in task."""
     if name not in BUILT_IN:
-        near = difflib.get_close_matches(name, BUILT_IN, n=1)
         raise mistake.Mistake(
             f"dataset task:{name} does not exist; one of {', '.join(BUILT_IN)} was wanted."
-            + (f" Did you mean {near[0]}?" if near else "")
+            + translate.hint(name, BUILT_IN)
         )
     return BUILT_IN[name]
 
@@ -154,8 +152,7 @@ def _gym(name: str, settings: Mapping[str, Any]) -> Iterator[Row]:
     """Make the rows of a task of the package."""
     package = _package()
     if name not in package.factory.DATASETS:
-        near = difflib.get_close_matches(name, package.factory.DATASETS, n=1)
-        hint = f" Did you mean {GYM}:{near[0]}?" if near else ""
+        hint = translate.hint(f"{GYM}:{name}", [f"{GYM}:{known}" for known in package.factory.DATASETS])
         raise mistake.Mistake(f"dataset {GYM}:{name} is no task of the package reasoning-gym.{hint}")
     try:
         made = package.create_dataset(name, **settings)

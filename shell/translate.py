@@ -98,9 +98,8 @@ def _keep(found: dict[str, entries.Entry], name: str, entry: entries.Entry) -> N
 
 def _together(found: dict[str, entries.Entry]) -> None:
     """Make options of keys that say them together."""
-    half = found.pop("bf16", None)
-    if half is not None:
-        _half(found, half)
+    if "bf16" in found:
+        _half(found, found["bf16"])
     rise = found.get("warmup_steps")
     if rise is not None and isinstance(part := rise.read(), float):
         _rise(found, rise, part)
@@ -136,18 +135,11 @@ def _rise(found: dict[str, entries.Entry], rise: entries.Entry, part: float) -> 
 
 
 def _half(found: dict[str, entries.Entry], half: entries.Entry) -> None:
-    """Read `bf16`: with a dtype it must agree, alone it says the dtype."""
-    wanted = half.read()
-    if wanted not in (True, False, None):
-        raise mistake.Mistake(f"{half.where}: {half.came()}; true or false was wanted.")
-    told = found.get("dtype")
-    if told is None or told.value == "auto" or told.rank < half.rank:
-        if wanted is not None:
-            found["dtype"] = attrs.evolve(half, value="bfloat16" if wanted else "float32", text=False)
-    elif wanted and told.value != "bfloat16" and told.rank == half.rank:
-        raise mistake.Mistake(
-            f"{half.where} and {told.where}: true and {told.value!r} came; keep one of them."
-        )
+    """Read `bf16` as transformers does: where it is told alone, parameters are float32."""
+    if half.read() is None:
+        del found["bf16"]
+    elif "dtype" not in found:
+        found["dtype"] = attrs.evolve(half, value="float32", text=False, bare=False)
 
 
 def _batch(found: dict[str, entries.Entry], parts: Mapping[str, entries.Entry]) -> None:

@@ -11,6 +11,8 @@ ALLOWED = {
     ("core/record.py", "_plain_init", "calls exec"): "writes the __init__ that one would type by hand",
     ("core/record.py", "record", "writes an attribute"): "gives a class its __init__ before anyone sees it",
     ("core/record.py", "record.build", "writes an attribute"): "fills a record made one line above",
+    ("core/differences.py", "_Held.__init__", "writes an attribute"): "made and forgotten in one call",
+    ("core/differences.py", "_Held.__torch_function__", "method for its effect"): "as above: its own list",
     ("core/head.py", "_pull", "writes to an argument"): "takes over a tile that its callers made for it",
 }
 

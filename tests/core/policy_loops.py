@@ -135,6 +135,16 @@ def mean_truncated(told, t):
     return min(whole(told, 1 / len(told.old)), 3.0)
 
 
+def off_policy_masked(threshold):
+    """Weigh a bad answer 0 that became unlikelier by more than the threshold, a token on average."""
+
+    def weight(told, t):
+        gone = [s - p for s, p in zip(told.sampled, told.logprobs, strict=True)]
+        return 0.0 if told.advantage < 0 and sum(gone) / len(gone) > threshold else 1.0
+
+    return weight
+
+
 def weighted(loop, weight):
     def loop_(told):
         values, slopes = loop(told)

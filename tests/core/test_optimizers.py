@@ -124,3 +124,63 @@ def test_five_micro_batches_accumulated_by_two_make_three_updates():
         values, _ = optimizer.update(grads, (), values, rate=1.0)
         updates += 1
     assert (updates, values["a"].item()) == (3, -3.0)
+
+
+def narrow(seed=0):
+    """Parameters in bfloat16, but for one."""
+    return {n: p if n == "gain" else p.bfloat16() for n, p in params(torch.float32, seed=seed).items()}
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+@pytest.mark.parametrize("max_norm", [0.0, 0.7])
+def test_masters_take_the_steps_of_float32_and_parameters_are_their_roundings(name, max_norm):
+    rule = rules(max_norm=max_norm)[name]
+    optimizer = optimizers.with_masters(rule)
+    start, wide = narrow(), {n: p.float() for n, p in narrow().items()}
+    values, state, want, kept = start, optimizer.init(start), wide, rule.init(wide)
+    for k in range(20):
+        grads = params(torch.float32, seed=k + 1)
+        values, state = optimizer.update(grads, state, values, rate=1e-3)
+        want, kept = rule.update(grads, kept, want, rate=1e-3)
+    assert set(state.masters) == {"weight", "bias"}
+    for n, p in values.items():
+        assert p.dtype == start[n].dtype
+        assert torch.equal(state.masters.get(n, p), want[n])
+        assert torch.equal(p, want[n].to(p.dtype))
+
+
+def test_a_step_below_half_a_unit_of_bfloat16_is_lost_without_masters_and_adds_up_with_them():
+    start, grads = {"a": torch.ones(8, dtype=torch.bfloat16)}, {"a": torch.ones(8)}
+    plain = optimizers.sgd(rate=lambda done: 1e-3)
+    values, state = start, optimizers.with_masters(plain).init(start)
+    lost = start
+    for _ in range(100):
+        values, state = optimizers.with_masters(plain).update(grads, state, values, rate=1e-3)
+        lost, _ = plain.update({"a": grads["a"].bfloat16()}, (), lost, rate=1e-3)
+    assert torch.equal(lost["a"], start["a"])
+    torch.testing.assert_close(values["a"].float(), torch.full((8,), 0.9), rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_masters_leave_arguments_alone_unless_donated_and_then_reuse_their_memory(name):
+    optimizer = optimizers.with_masters(rules(max_norm=0.1)[name])
+    kept, given = (run(optimizer, narrow(), donate=donate) for donate in (False, True))
+    for x, y in zip(record.tree.leaves(kept), record.tree.leaves(given), strict=True):
+        assert torch.equal(x, y)
+    start, grads = narrow(), params(torch.float32, seed=1)
+    state = optimizer.init(start)
+    before = record.tree.map(torch.clone, (grads, state, start))
+    optimizer.update(grads, state, start, rate=0.1)
+    for x, y in zip(record.tree.leaves((grads, state, start)), record.tree.leaves(before), strict=True):
+        assert torch.equal(x, y)
+    donated, after = optimizer.update(grads, state, start, rate=0.1, donate=True)
+    assert {p.data_ptr() for p in donated.values()} == {p.data_ptr() for p in start.values()}
+    assert all(after.masters[n].data_ptr() == state.masters[n].data_ptr() for n in after.masters)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_masters_change_nothing_of_what_is_wide(dtype):
+    rule = rules()["adamw"]
+    one, other = (run(optimizer, params(dtype)) for optimizer in (rule, optimizers.with_masters(rule)))
+    assert record.tree.structure(one) == record.tree.structure(other)
+    assert all(torch.equal(x, y) for x, y in zip(*map(record.tree.leaves, (one, other)), strict=True))

@@ -37,6 +37,18 @@ def test_only_the_side_that_the_advantage_pushes_to_counts_as_clipped(loss):
     assert read(seen) == wanted
 
 
+def test_what_is_observed_changes_no_value():
+    scores, batch = at(**CORNERS)
+    batch = attrs.evolve(
+        batch, terms=pack.Axis(columns={**batch.terms.columns, "sampled_logprobs": batch.old_logprobs - 0.5})
+    )
+    plain, _ = policy.clipped(scores, batch)
+    values, seen = composition.observed(scores, batch, loss=policy.clipped)
+    assert torch.equal(values, plain)
+    assert read(seen)["sampling/importance_sampling_ratio/mean"] == pytest.approx(math.exp(0.5))
+    assert read(seen)["sampling/sampling_logp_difference/max"] == pytest.approx(0.5)
+
+
 def test_the_upper_bound_is_its_own_or_that_of_the_lower():
     for numbers, wanted in (({"high": 0.28}, [-1.25, -1.28]), ({}, [-1.2, -1.2])):
         values, _ = policy.clipped(*at([1.25, 1.4], [1.0, 1.0]), **numbers)

@@ -53,6 +53,10 @@ LOSSES = {
         ),
         loops.weighted(CLIPPED, partial(loops.masked, floor=0.7, cap=1.2)),
     ),
+    "off_policy_masked": (
+        partial(composition.off_policy_masked, loss=policy.clipped, threshold=0.1),
+        loops.weighted(CLIPPED, loops.off_policy_masked(0.1)),
+    ),
     "sequence_mask": (
         partial(composition.weighted, loss=policy.clipped),
         loops.weighted(CLIPPED, loops.sequence_masked),

@@ -12,6 +12,7 @@ from core.plan import sample
 from tests.properties import slow
 
 ALL = {n: a for n, a in vars(algorithms).items() if isinstance(a, algorithms.Algorithm)}
+ALL |= {f"preferences {n}": a for n, a in algorithms.preferences.items() if a not in ALL.values()}
 PARAMS = reference.params()
 FEW = hypothesis.settings(max_examples=4, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 
@@ -166,6 +167,49 @@ def remembering(seen=[]):  # noqa: B006
     return loss
 
 
+class Unscaled(torch.autograd.Function):
+    """A planted fault: half the loss, whose backward forgets the half."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 0.5
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+def wrong_slope(scores, batch):
+    """A planted fault in a backward of its own."""
+    return -Unscaled.apply(scores.logprobs), {}
+
+
+def squared(scores, batch):
+    """A planted fault: bad answers are pulled up as good ones are."""
+    return -(batch.advantage**2) * scores.logprobs, {}
+
+
+def pushed(scores, batch):
+    """A planted fault: the sign is lost."""
+    return batch.advantage * scores.logprobs, {}
+
+
+def blind(scores, batch):
+    """A planted fault: the advantage is not read."""
+    return -scores.logprobs, {}
+
+
+def by_likelihood(scores, batch):
+    """A planted fault: a ratio whose denominator follows, so that likely tokens are pulled more."""
+    return -batch.advantage * scores.logprobs.exp(), {}
+
+
+def of_generator(scores, batch):
+    """The old policy taken for the generator's: the same where both are the policy itself."""
+    return -(scores.logprobs - batch.sampled_logprobs).exp() * batch.advantage, {}
+
+
+REINFORCE = "on-policy gradient is REINFORCE's"
 FAULTS = {
     "mean of rows": (algorithms.sft.evolve(reduce=mean_of_rows), "additive over units"),
     "reads a neighbor": (algorithms.sft.evolve(loss=neighborly), "additive over units|order-free"),
@@ -173,6 +217,11 @@ FAULTS = {
     "not a number": (algorithms.sft.evolve(loss=not_a_number), "finite at extremes"),
     "infinite": (algorithms.sft.evolve(loss=infinite), "finite at extremes"),
     "false coupling": (algorithms.sft.evolve(loss=by_sample), "declared coupling"),
+    "wrong backward": (algorithms.sft.evolve(loss=wrong_slope), "gradcheck"),
+    "squared advantage": (algorithms.grpo.evolve(loss=squared), REINFORCE),
+    "lost sign": (algorithms.grpo.evolve(loss=pushed), REINFORCE),
+    "no advantage": (algorithms.grpo.evolve(loss=blind), REINFORCE),
+    "weighed by likelihood": (algorithms.grpo.evolve(loss=by_likelihood), REINFORCE),
     "writes": (algorithms.sft.evolve(loss=overwriting), "arguments stay as they are"),
     "remembers": (algorithms.sft.evolve(loss=remembering()), "arguments stay as they are"),
 }
@@ -183,6 +232,31 @@ def test_a_planted_fault_is_found_and_named(name):
     faulty, wanted = FAULTS[name]
     with pytest.raises(ValueError, match=wanted):
         check.check(faulty)
+
+
+def test_a_budget_that_changes_the_loss_is_found():
+    faulty, samples = algorithms.sft.evolve(reduce=mean_of_rows), check.draw(algorithms.sft, 0)
+    assert "packs of at most" in check.problem(faulty, "budget-free", samples)
+
+
+def test_a_policy_loss_over_the_generators_ratio_passes():
+    check.check(algorithms.grpo.evolve(loss=of_generator))
+
+
+def test_a_property_that_is_not_meant_to_hold_is_left_out():
+    check.check(algorithms.grpo.evolve(loss=squared), without=(REINFORCE,))
+    with pytest.raises(ValueError, match="without: 'reinforce' came; one of"):
+        check.check(algorithms.grpo, without=("reinforce",))
+
+
+def test_the_batch_that_a_failure_brings_is_the_smallest_there_is():
+    with pytest.raises(check.Broken) as caught:
+        check.check(algorithms.sft.evolve(reduce=mean_of_rows))
+    least = caught.value.failure.samples
+    # Two packs of one row each are wrong already, and one row cannot be.
+    assert [s.tokens.tolist() for s in least] == [[0, 0]] * 2
+    assert [s.trained.tolist() for s in least] == [[False, True]] * 2
+    assert all(not np.any(values) for s in least for values in s.columns.values())
 
 
 def test_a_coupling_that_is_named_passes():

@@ -24,6 +24,8 @@ MADE = {
     "token_mask": around("dapo", composition.weighted, weights=ratios.token_mask),
     "sequence_truncate": around("gspo", composition.weighted, weights=ratios.sequence_truncate),
     "sequence_mask": around("gspo", composition.weighted),
+    "observed": around("grpo", composition.observed),
+    "strayed left out": around("grpo", composition.off_policy_masked, threshold=0.1).evolve(couples="sample"),
     "entropy bonus": algorithms.grpo.evolve(loss=BONUS, needs=("entropies",)),
     "surest left out": around("dapo", composition.top_entropy).evolve(needs=("entropies",), couples="step"),
 }

@@ -3,6 +3,7 @@
     python -m tests.shell.killed ROOT SEED moments=COUNT   at random moments after the first step
     python -m tests.shell.killed ROOT SEED lines=COUNT     at random lines of what saves, logs and loops
     python -m tests.shell.killed ROOT SEED saves=COUNT     when a file is put on the disk
+    python -m tests.shell.killed ROOT SEED draws=COUNT     in the middle of completions, at a token's draw
 
 Children are forked from one process that has torch loaded. Further options of the run: OPTIONS (JSON).
 """
@@ -20,14 +21,26 @@ from collections.abc import Callable
 import torch
 
 from adapters import sampling
-from shell import answers, buffer, checkpoint, files, jobs, log, loop, rollout, table
+from shell import answers, buffer, checkpoint, files, jobs, log, loop, refill, rollout, rounds, table
 from shell import finish as ending
 from tests.shell import runs
 
-OURS = {
-    module.__file__
-    for module in (answers, buffer, checkpoint, files, ending, jobs, log, loop, rollout, sampling, table)
-}
+WATCHED = (
+    answers,
+    buffer,
+    checkpoint,
+    files,
+    ending,
+    jobs,
+    log,
+    loop,
+    refill,
+    rollout,
+    rounds,
+    sampling,
+    table,
+)
+OURS = {module.__file__ for module in WATCHED}
 STEPS = 8
 OPTIONS = {"max_steps": STEPS, "save_steps": 1, "logging_steps": 3}
 OPTIONS |= json.loads(os.environ.get("OPTIONS", "{}"))
@@ -112,10 +125,28 @@ def at_a_save(folder: pathlib.Path, generator: random.Random) -> int:
     return status(fork(body))
 
 
+def at_a_draw(folder: pathlib.Path, generator: random.Random) -> int:
+    """Die when a token of some completions has been drawn and the next has not."""
+    number, count, draw = generator.randint(2, 30), 0, sampling.draws.draw
+
+    def drawn(*args):
+        nonlocal count
+        count += 1
+        if count == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return draw(*args)
+
+    def body():
+        sampling.draws.draw = drawn
+        return train(folder)
+
+    return status(fork(body))
+
+
 def main(root: pathlib.Path, seed: int, plan: dict[str, int]) -> None:
     """Let runs die, and start them again, until they have died often enough; then compare."""
     generator = random.Random(seed)
-    ways = {"moments": at_a_moment, "lines": at_a_line, "saves": at_a_save}
+    ways = {"moments": at_a_moment, "lines": at_a_line, "saves": at_a_save, "draws": at_a_draw}
     assert status(fork(lambda: train(root / "whole"))) == 0
     for how, count in plan.items():
         deaths = 0

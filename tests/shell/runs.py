@@ -65,8 +65,14 @@ def done(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
 
 
 def weights(folder: pathlib.Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of the trained model."""
-    return safetensors.torch.load_file(folder / "model" / "model.safetensors")
+    """Return the tensors of the trained model, or of its adapter."""
+    return safetensors.torch.load_file(folder / trained(folder))
+
+
+def trained(folder: pathlib.Path) -> str:
+    """Return the file that a run left, below its folder: a model, or an adapter."""
+    name = "model/adapter_model.safetensors"
+    return name if (folder / name).exists() else "model/model.safetensors"
 
 
 def facts(folder: pathlib.Path) -> dict[str, Any]:
@@ -93,7 +99,7 @@ def steps(folder: pathlib.Path) -> list[int]:
 
 def same(one: pathlib.Path, other: pathlib.Path, step: int) -> None:
     """Assert that two runs ended alike to the bit: model, state of the optimizer, and metrics."""
-    for name in ("model/model.safetensors", f"checkpoint-{step}/tensors-00001.safetensors"):
+    for name in (trained(other), f"checkpoint-{step}/tensors-00001.safetensors"):
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
     assert metrics(one) == metrics(other)
 

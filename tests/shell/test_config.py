@@ -98,13 +98,11 @@ def test_the_command_line_wins_over_another_name_for_the_same_in_the_file(tmp_pa
     )
     chosen = parsed(*file, "--dtype", "bfloat16", "--batch_size", "6", "--max_length", "null").options
     assert (chosen.dtype, chosen.batch_size, chosen.max_length) == ("bfloat16", 6, None)
-    assert parsed(*written(tmp_path, "dtype: float32"), "--bf16").options.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        (["--bf16", "true", "--dtype", "float32"], ["--bf16", "--dtype"]),
         (["--warmup_steps", "3", "--warmup_ratio", "0.1"], ["--warmup_steps", "--warmup_ratio"]),
         (["--warmup_steps", "0.2", "--warmup_ratio", "0.1"], ["--warmup_steps", "--warmup_ratio"]),
         (
@@ -165,8 +163,10 @@ def test_options_that_exclude_or_need_each_other_are_both_named(words, names):
         (["--report_to", "mlflow"], ["one of trackio, tensorboard, wandb"]),
         (["--report_to", "all"], ["name the trackers"]),
         (["--gradient_accumulation_steps", "0"], ["a whole number of at least 1"]),
-        (["--compile"], ["--compile: True came", "not built yet"]),
-        (["--use_peft"], ["--use_peft", "not built yet"]),
+        (["--pad_to_multiple_of", "0"], ["one of auto, none or a whole number, at least 1"]),
+        (["--pad_to_multiple_of", "none", "--max_shapes", "3"], ["none pads nothing"]),
+        (["--compile_beyond", "eager"], ["nothing is compiled; set compile"]),
+        (["--count_signatures", "--compile"], ["a graph has no operators to count"]),
         (["--chat_template_path", "some/model"], ["a .jinja file was wanted"]),
         (["--use_vllm"], ["--use_vllm", "not read by sft"]),
     ],
@@ -229,10 +229,9 @@ def test_a_model_and_a_dataset_are_asked_for():
     assert told(base=("--model", "tiny")).startswith("--dataset: nothing came")
 
 
-def test_an_algorithm_of_ones_own_reads_data_and_learns_where_its_rate_comes_from():
+def test_an_algorithm_of_ones_own_reads_options_of_data_and_rollouts():
     command = parsed("--completion_only_loss", "true", algorithm="my.module:mine")
     assert command.options.completion_only_loss is True
-    assert "learning_rate is 2e-05" in command.notes[0]
     assert "beta is not read by my.module:mine" in told("--beta", "1", algorithm="my.module:mine")
     assert "not built yet" in told("--engine", "vllm", algorithm="my.module:mine")
     assert parsed("--num_generations", "4", algorithm="my.module:mine").options.num_generations == 4
@@ -287,7 +286,7 @@ def test_a_python_caller_gives_values_and_paths(tmp_path):
         "sft", {"model": "tiny", "dataset": ["a"], "output_dir": tmp_path, "bf16": True}
     )
     assert (chosen.options.output_dir, chosen.options.dataset) == (str(tmp_path), ("a",))
-    assert chosen.options.dtype == "bfloat16"
+    assert (chosen.options.dtype, chosen.options.bf16) == ("float32", True)
     with pytest.raises(mistake.Mistake, match=r"^learning_rate=: 'x' came; a number"):
         config.from_values("sft", {"model": "tiny", "dataset": "a", "learning_rate": "x"})
 
@@ -304,13 +303,22 @@ def test_values_of_other_libraries_are_read():
         "--warmup_steps", "0.1", "--pad_to_multiple_of", "auto", "--loss_type", "chunked_nll"
     ).options
     assert (chosen.warmup_steps, chosen.warmup_ratio) == (None, 0.1)
-    assert (chosen.pad_to_multiple_of, chosen.loss_type) == (None, "nll")
+    assert (chosen.pad_to_multiple_of, chosen.loss_type) == ("auto", "nll")
+    assert parsed("--pad_to_multiple_of", "null").options.pad_to_multiple_of == "auto"
+    assert parsed("--pad_to_multiple_of", "64").options.pad_to_multiple_of == 64
+    assert parsed("--torch_compile").options.compile is True
+    assert parsed("--torch_compile_backend", "inductor").options.compile is True
+    assert parsed("--torch_compile_mode", "max-autotune").options.compile is True
     assert parsed("--warmup_steps", "10.0").options.warmup_steps == 10
     assert parsed("--optim", "adamw_torch_fused", "--use_cpu").options.device == "cpu"
     assert parsed("--train_sampling_strategy", "sequential").options.shuffle_dataset is False
-    command = parsed("--attn_implementation", "flash_attention_2")
+    command = parsed("--attn_implementation", "kernels-community/flash-attn2")
     assert command.options.attn_implementation == "auto"
-    assert "flash_attention_2 knows no trees" in command.notes[0]
+    assert "kernels-community/flash-attn2 knows no trees" in command.notes[0]
+    for name in ("flash_attention_2", "flex_attention"):
+        assert parsed("--attn_implementation", name).options.attn_implementation == name
+    for written, read in (("true", True), ("no", False), ("selective", "selective")):
+        assert parsed("--gradient_checkpointing", written).options.gradient_checkpointing == read
 
 
 def test_several_datasets_come_as_yaml_as_words_and_as_a_mixture(tmp_path):

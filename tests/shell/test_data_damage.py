@@ -49,7 +49,8 @@ def test_each_damaged_file_of_prepared_rows_is_noted_and_prepared_again(tmp_path
     folder = tmp_path / "prepared" / made.fingerprint
     whole = content(folder)
     assert told == []
-    for number, name in enumerate(whole, 1):
+    names = [name for name, held in whole.items() if held]  # prompts may have no answers of their own
+    for number, name in enumerate(names, 1):
         damage(folder / name)
         again = prepare(tmp_path, told.append, module, rows)
         assert len(told) == number
@@ -57,7 +58,7 @@ def test_each_damaged_file_of_prepared_rows_is_noted_and_prepared_again(tmp_path
         assert content(folder) == whole
         assert again.counts == made.counts
     prepare(tmp_path, told.append, module, rows)
-    assert len(told) == len(whole)
+    assert len(told) == len(names)
 
 
 @settings(max_examples=20)

@@ -66,7 +66,29 @@ def test_a_slice_of_a_split_takes_those_rows(dataset):
     assert [row for _, row in source.read(1)] == []
     assert source.fingerprint != sources.find(dataset)[0].fingerprint
     with pytest.raises(mistake.Mistake, match="train\\[10:20\\]"):
-        sources.find(dataset, split="train[:10%]")
+        sources.find(dataset, split="train[:a]")
+
+
+@pytest.mark.parametrize(
+    ("split", "wanted"),
+    [
+        ("train[:50%]", ROWS[:2]),  # 1.5 rows: to the nearest even one, as in datasets
+        ("train[:10%]", []),
+        ("train[34%:]", ROWS[1:]),
+        ("train[33%:67%]", ROWS[1:2]),
+        ("train[-1:]", ROWS[2:]),
+        ("train[:-1]", ROWS[:2]),
+        ("train[-34%:]", ROWS[2:]),
+        ("train[-9:2]", ROWS[:2]),
+    ],
+)
+def test_a_slice_of_a_split_may_be_in_percent_and_count_from_the_end(dataset, split, wanted):
+    assert read(dataset, split=split) == wanted
+    made = datasets.Dataset.from_list(ROWS)
+    if "%" in split:
+        instruction = datasets.ReadInstruction.from_spec(split)
+        (found,) = instruction.to_absolute({"train": len(made)})
+        assert ROWS[found.from_ : found.to] == wanted
 
 
 def test_the_split_of_a_folder_is_told_by_the_names_of_its_files(tmp_path):

@@ -52,7 +52,7 @@ def test_no_key_stands_in_two_lists():
 
 
 def test_every_key_that_runs_sets_an_option_or_a_part_of_one():
-    parts = {"bf16", "gradient_accumulation_steps", "optim", "per_device_train_batch_size"}
+    parts = {"gradient_accumulation_steps", "optim", "per_device_train_batch_size"}
     assert {run.name for run in keys.RUN.values()} <= set(options.FIELDS) | parts
 
 
@@ -103,8 +103,8 @@ def test_the_zephyr_recipe_runs_once_its_mixture_is_written_as_datasets(tmp_path
     assert chosen.gradient_checkpointing
     noted = {note.split(",")[2].split()[0].rstrip(":") for note in command.notes}
     assert noted == {
-        "attn_implementation", "dataset_num_proc", "do_eval", "gradient_checkpointing_kwargs", "hub_model_id",
-        "hub_strategy", "log_level", "overwrite_output_dir", "per_device_eval_batch_size", "push_to_hub",
+        "dataset_num_proc", "do_eval", "gradient_checkpointing_kwargs", "hub_model_id", "hub_strategy",
+        "log_level", "overwrite_output_dir", "per_device_eval_batch_size", "push_to_hub",
         "remove_unused_columns",
     }  # fmt: skip
 

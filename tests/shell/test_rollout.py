@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters import pick
+from adapters import pick, sampling
 from core import algorithms, keys, optimizers, pack, ports, steps
 from core.plan import sample
-from shell import buffer, choose, config, feed, generate, prompts, rewards, rollout, sources, tiny
+from shell import buffer, choose, config, feed, generate, prompts, rewards, rollout, rounds, sources, tiny
 
 END = 258
 ROWS = [{"prompt": f"{n} ", "answer": str(n)} for n in range(12)]
@@ -47,7 +47,7 @@ def kept(tmp_path, rows=ROWS):
 
 
 def planned(rows, *, batch_size=8, num_generations=4, visits=(1, 1), seed=None):
-    return rollout.Plan(
+    return rounds.Plan(
         prompts=rows, batch_size=batch_size, num_generations=num_generations, max_tokens=4, seed=seed,
         steps_per_generation=visits[0], num_iterations=visits[1],
     )  # fmt: skip
@@ -78,13 +78,15 @@ def model():
     return generate.tempered(made, chosen), params, packing, chosen
 
 
-def rolls(plan, model, engine, *, functions=("exact_answer",), algorithm=None, mask=False, reference=None):
+def rolls(
+    plan, model, engine, *, functions=("exact_answer",), algorithm=None, mask=False, reference=None, **more
+):
     made, _, packing, chosen = model
     asking = generate.asking(made, tiny.tokenizer(), rewards.find(functions, limit=4), chosen, ports.ALONE)
     asking = asking if engine is None else attrs.evolve(asking, engine=engine)
     return rollout.Rollouts(
         plan, asking, model=made, algorithm=algorithm or algorithms.grpo, packing=packing,
-        reference=reference, mask_truncated=mask, num_steps=10,
+        reference=reference, mask_truncated=mask, num_steps=10, **more,
     )  # fmt: skip
 
 
@@ -308,3 +310,71 @@ def test_evaluation_draws_the_same_for_the_same_policy_wherever_it_stands(tmp_pa
     again = rolling.evaluate(attrs.evolve(state(model, (4, 0)), step=7), rows, None)
     assert first == again
     assert {"eval_reward", "eval_rewards/length/mean", "eval_completions/mean_length"} <= first.keys()
+
+
+class Counting:
+    """A compiler's front that counts graphs."""
+
+    def __init__(self):
+        self.graphs = 0
+
+    def __call__(self, graph, inputs):
+        self.graphs += 1
+        return graph.forward
+
+
+@attrs.frozen
+class Brief:
+    """An engine whose completions end at many tokens, so that they are of many lengths."""
+
+    engine: sampling.Sampler
+
+    def generate(self, params, prompts, numbers, *, sampling, **more):
+        often = attrs.evolve(sampling, stop_ids=tuple(range(40)))
+        return self.engine.generate(params, prompts, numbers, sampling=often, **more)
+
+
+@pytest.mark.plain
+def test_rollouts_of_every_prompt_and_completion_compile_two_graphs(tmp_path, model):
+    rows = kept(tmp_path, [{"prompt": "ab " * n, "answer": "a"} for n in (1, 4, 2, 9, 3, 7, 5, 6)])
+    plan, counting = planned(rows, num_generations=4, visits=(2, 1)), Counting()
+    device = attrs.evolve(
+        pick.device("cpu"),
+        compile={"backend": counting, "dynamic": False},
+        generation={"static": True, "chunk": 8, "on_host": True},
+    )
+    chosen = attrs.evolve(model[3], compile=True, num_generations=4, max_completion_length=12)
+    fixed = generate.static(chosen, device, ports.ALONE, plan, rows)
+    assert (fixed.rows, fixed.length) == (16, 9 * 3 + 12)
+    drawing, plain = (
+        rolls(plan, (*model[:3], chosen), Brief(sampling.Sampler(model[0], static=static)))
+        for static in (fixed, None)
+    )
+    now, lengths = state(model), set()
+    for _ in range(plan.steps_per_epoch):
+        got, want = drawing.draw(now), plain.draw(now)
+        for a, b in zip(got.samples, want.samples, strict=True):
+            assert np.array_equal(a.tokens, b.tokens)
+            lengths.add(int(a.trained.sum()))
+        now = attrs.evolve(now, place=got.place)
+    drawing.evaluate(now, rows, None)
+    assert len(lengths) > 4
+    assert counting.graphs == 2
+
+
+def test_shapes_are_fixed_where_that_is_asked_for_or_the_device_needs_it(tmp_path, model):
+    rows = kept(tmp_path)
+    plan, device = planned(rows, batch_size=4096), pick.device("cpu")
+    needs = attrs.evolve(device, generation={"static": True, "chunk": 64, "on_host": True})
+
+    def shapes(where, asked, ranks=ports.ALONE):
+        return generate.static(attrs.evolve(model[3], cache_implementation=asked), where, ranks, plan, None)
+
+    assert [shapes(device, asked) is None for asked in (None, "dynamic", "static")] == [True, True, False]
+    assert [shapes(needs, asked) is None for asked in (None, "dynamic", "static")] == [False, True, False]
+    assert shapes(needs, None).chunk == 64
+    assert shapes(needs, None).on_host
+    assert shapes(needs, None).compiled is None
+    assert shapes(needs, None).rows == generate.MOST_ROWS
+    shared = attrs.evolve(ports.ALONE, num=2048)
+    assert shapes(needs, None, shared).rows == plan.num_generations

@@ -54,6 +54,14 @@ def test_the_first_ratio_is_1_at_a_temperature_and_on_a_nucleus(run):
     assert first["sampling/importance_sampling_ratio/max"] == pytest.approx(1, abs=1e-4)
 
 
+def test_a_cache_of_fixed_shape_draws_the_same_completions_and_its_first_ratio_is_1(run, tmp_path):
+    options = words(temperature=0.6, top_p=0.75, cache_implementation="static")
+    folder = runs.made(tmp_path / "out", **options)
+    assert drawn(folder) == drawn(run)
+    first = runs.log.read(folder / "metrics.jsonl")[0]
+    assert first["sampling/sampling_logp_difference/max"] < 1e-4
+
+
 def test_every_completion_is_in_a_file_with_its_rewards(run):
     rows = drawn(run)
     assert [row["step"] for row in rows] == [1] * 4 + [2] * 4 + [3] * 4
@@ -140,11 +148,11 @@ def test_a_run_that_is_killed_in_the_middle_of_a_round_goes_on_with_what_the_rou
     assert {"rollout/column/old_logprobs", "rollout/column/reference_logprobs"} <= held.tensors.keys()
     made, visits = rollout.Rollouts.draw, []
 
-    def draw(self, state):
+    def draw(self, state, reference):
         if state.step == 4 and not visits:
             visits.append(1)
             signal.raise_signal(signal.SIGTERM)
-        return made(self, state)
+        return made(self, state, reference)
 
     monkeypatch.setattr(rollout.Rollouts, "draw", draw)
     assert runs.run(tmp_path / "cut", **options) == 143

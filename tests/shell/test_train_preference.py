@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from core import algorithms
-from shell import config, loss_checks, mistake, options, tiny
+from shell import checkpoint, config, loss_checks, mistake, options, tiny
 from tests.shell import runs, words
 
 LOG2 = math.log(2)
@@ -78,7 +78,31 @@ def test_every_loss_of_pairs_trains_and_begins_at_its_value_for_equal_models(tmp
     smoothed = asked(files, "dpo", loss_type="exo_pair", label_smoothing=0.25, max_steps=1)
     wanted = 0.5 * (math.log(0.5 / 0.75) + math.log(0.5 / 0.25))
     assert first(runs.made(tmp_path / "exo", **smoothed))["loss"] == pytest.approx(wanted, rel=1e-5)
-    assert {*AT_EQUALITY, "exo_pair", "sft"} == set(options.choices("dpo", "loss_type"))
+    alone = set(loss_checks.ALONE)
+    assert {*AT_EQUALITY, "exo_pair", *alone} == set(options.choices("dpo", "loss_type"))
+
+
+@pytest.mark.parametrize("name", loss_checks.ALONE)
+def test_losses_that_read_no_reference_train_without_one(tmp_path, files, name):
+    folder = runs.made(tmp_path / "out", **asked(files, "dpo", loss_type=name, max_steps=2))
+    lines = runs.metrics(folder)
+    assert lines[0]["loss"] != lines[1]["loss"]
+    assert checkpoint.load(folder / "checkpoint-2").values["reference"] is None
+
+
+def test_another_model_may_be_the_reference_and_a_run_goes_on_with_the_same_one(tmp_path, files, capsys):
+    base = runs.made(tmp_path / "base", **asked(files, "dpo", max_steps=1)) / "model"
+    chosen = asked(files, "dpo", ref_model=base, max_steps=2)
+    folder = runs.made(tmp_path / "out", **chosen)
+    assert runs.metrics(folder)[0]["rewards/margins"] != 0  # the policy begins elsewhere
+    runs.made(folder, **{**chosen, "max_steps": 3})
+    whole = runs.made(tmp_path / "whole", **{**chosen, "max_steps": 3})
+    assert runs.metrics(folder)[-1]["rewards/chosen"] == pytest.approx(
+        runs.metrics(whole)[-1]["rewards/chosen"], rel=0.2
+    )
+    capsys.readouterr()
+    assert runs.run(folder, **{**chosen, "max_steps": 4, "ref_model": "tiny"}) == 2
+    assert "ref_model" in capsys.readouterr().err
 
 
 def test_several_losses_add_up_with_their_weights(tmp_path, files):
@@ -296,13 +320,25 @@ BASE = ("--model", "tiny", "--dataset", "rows.jsonl", "--output_dir", "out")
         ("dpo", "--discopop_tau 0.1", "only discopop reads it"),
         (
             "dpo",
+            "--simpo_gamma 0.1",
+            "--simpo_gamma: 0.1 came, and only simpo reads it; loss_type is sigmoid",
+        ),
+        ("dpo", "--loss_type orpo --cpo_alpha 0.1", "only cpo reads it"),
+        ("dpo", "--loss_type orpo --label_smoothing 0.1", "orpo has none"),
+        ("dpo", "--loss_type cpo --ref_model tiny", "cpo reads no reference; leave it out"),
+        ("dpo", "--loss_type simpo sigmoid", "beta: nothing came; that of simpo is 2"),
+        ("dpo", "--loss_type simpo --ld_alpha 0.5", "simpo imitates or averages whole answers"),
+        ("dpo", "--loss_type sft --ld_alpha 0.5", "sft imitates or averages whole answers"),
+        ("dpo", "--loss_type orpo --f_divergence_type forward_kl", "orpo is defined for the log-ratio alone"),
+        ("reward", "--ref_model tiny", "ref_model is not read by reward"),
+        (
+            "dpo",
             "--loss_type bco_pair --f_divergence_type forward_kl",
             "bco_pair is defined for the log-ratio",
         ),
         ("dpo", "--f_alpha_divergence_coef 0.3", "only f_divergence_type alpha_divergence reads it"),
         ("dpo", "--loss_type aot --use_weighting", "aot compares ranks"),
         ("dpo", "--beta 0", "--beta: 0.0 came; above 0"),
-        ("dpo", "--sync_ref_model", "sync_ref_model is not built yet"),
         ("kto", "--batch_size 1", "--batch_size: 1 came; kto pairs"),
         ("kto", "--beta 0", "above 0 was wanted"),
         ("reward", "--beta 0.1", "beta is not read by reward"),
@@ -321,3 +357,7 @@ def test_what_is_said_of_losses_before_torch_is_there_is_true():
     assert {n for n, p in takes.items() if "label_smoothing" in p} == set(loss_checks.SMOOTHED)
     assert {n for n, p in takes.items() if "divergence" in p} | {"sft"} == set(loss_checks.DIVERGING)
     assert {n for n, a in algorithms.preferences.items() if a.couples == "step"} == set(loss_checks.OVER_STEP)
+    alone = {n for n, a in algorithms.preferences.items() if "reference_logprobs" not in a.needs}
+    assert alone == set(loss_checks.ALONE)
+    for number, name in loss_checks.OF_ONE.items():
+        assert [n for n, p in takes.items() if number in p] == [name]

@@ -102,3 +102,8 @@ def assistant(content: Any = None, **more: Any) -> dict[str, Any]:
 def call(name: str, **arguments: Any) -> dict[str, Any]:
     """Return one tool call."""
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def spread(completions: Any, **_: Any) -> list[float]:
+    """Reward what random text has more or less of."""
+    return [float(len(str(text)) % 7) for text in completions]

@@ -97,3 +97,25 @@ def test_a_fan_saves_what_its_prompt_costs():
     shared = cost.flops(SHAPE, 130, 90 * 91 // 2 + 4 * (5_050 - 90 * 91 // 2), 40)
     assert told.flop_ratio == pytest.approx(alone / shared)
     assert (told.imbalance, told.pad_share, told.fill) == (1, 0, 0.65)
+
+
+def test_keeping_what_attention_gave_costs_its_output_and_log_sum_exps_and_saves_its_forward():
+    shape = attrs.evolve(SHAPE, element_bytes=2)
+    none, full, kept = (
+        cost.peak_bytes(shape, 1000, checkpointing=mode) for mode in (False, True, "selective")
+    )
+    assert full < kept < none
+    assert kept - full == 1000 * shape.layers * (2 * shape.heads * shape.head_dim + 4 * shape.heads)
+    work = {
+        mode: cost.flops(shape, 1000, 50_000, 900, checkpointing=mode) for mode in (False, True, "selective")
+    }
+    again = shape.layers * 4 * shape.heads * shape.head_dim * 50_000
+    assert work[True] - work["selective"] == again
+    assert work["selective"] - work[False] == shape.layers * 2 * cost.layer_weights(shape) * 1000
+
+
+def test_what_pieces_share_is_keys_values_and_their_wide_gradients():
+    for size, bytes_ in ((2, 6), (4, 8), (8, 16)):
+        shape = attrs.evolve(SHAPE, element_bytes=size)
+        numbers = shape.layers * 10 * 2 * shape.kv_heads * shape.head_dim
+        assert cost.dormant_bytes(shape, 10) == numbers * bytes_
