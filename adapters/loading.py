@@ -45,11 +45,11 @@ def load(
         path: a folder in Hugging Face's format, or a hub id.
         dtype: of the parameters.
         device: torch's name of the device.
-        attention: `rectangles` or `mask`; see `core.attention`.
+        attention: one of `tree_attention.KINDS`.
         dropout: keep the model's own dropout.
         gradient_checkpointing: recompute each layer in backward and keep only its input, or, when this is
             `selective`, its input and what its attention gave.
-        activation_offloading: keep what the forward saves for the backward in host memory.
+        activation_offloading: keep what backward needs in host memory, but for what `selective` keeps.
         feed_forward_chunk: positions that a feed-forward part runs at a time; 0: all.
         price: what blocks of attention cost on the device; None: each runs by itself.
         revision: of a hub id.

@@ -275,12 +275,17 @@ def save_merged(model: transformers_lm.TransformersLM, params: Mapping[str, Tens
         folder: made if missing.
     """
     leaves, apart = merged(model, params)
-    with model.swap(leaves):
-        for path, weight in apart.items():  # a swap of leaves cannot part what is tied
-            place, _, attribute = path.rpartition(".")
-            model.module.get_submodule(place)._parameters[attribute] = weight  # type: ignore[assignment]
-            model.module.config.tie_word_embeddings = False
-        model.module.save_pretrained(folder)
+    config = model.module.config
+    tied = getattr(config, "tie_word_embeddings", None)
+    try:
+        with model.swap(leaves):
+            for path, weight in apart.items():  # a swap of leaves cannot part what is tied
+                place, _, attribute = path.rpartition(".")
+                model.module.get_submodule(place)._parameters[attribute] = weight  # type: ignore[assignment]
+                config.tie_word_embeddings = False
+            model.module.save_pretrained(folder)
+    finally:
+        config.tie_word_embeddings = tied
 
 
 def _fitting(

@@ -63,6 +63,11 @@ def read(
     odd = odd or [path for path, leaf in wanted.items() if stored[path].shape != params[leaf].shape]
     if odd:
         raise ValueError(f"its adapter is not one of this model: {odd[0].removeprefix(PREFIX)} differs.")
+    assert model.adapter is not None, "there is no adapter"
+    told, own = json.loads((pathlib.Path(folder) / CONFIG).read_text()), _config(model, model.adapter, "")
+    for name in ("lora_alpha", "use_rslora"):
+        if told.get(name, own[name]) != own[name]:
+            raise ValueError(f"its adapter has {name} {told[name]}, and this model's has {own[name]}.")
     found: dict[str, Tensor] = {}
     for path, leaf in wanted.items():
         if leaf in found and not torch.equal(found[leaf], stored[path]):

@@ -225,6 +225,8 @@ class Sharding:
     ) -> contextlib.AbstractContextManager[Any]:
         """Return hooks that keep no gathered parameter for the backward: it is gathered again.
 
+        What autocast made of one is kept, unless layers are made again.
+
         Args:
             leave, come_back: what is done with every other tensor.
         """
@@ -329,7 +331,11 @@ def idle(model: transformers_lm.TransformersLM, params: Mapping[str, Tensor]) ->
     """
     one = sample.Sample(tokens=np.zeros(1, np.int64), trained=np.zeros(1, np.bool_))
     each = pack.build([one], pack.count([one]), device=next(iter({**model.frozen, **params}.values())).device)
-    return model.hidden(tree_attention.route(each, kind=model.attention), params).flatten()[:0]
+    hidden = model.hidden(tree_attention.route(each, kind=model.attention), params).flatten()[:0]
+    # A head may be all that trains beside the layers: the others sum its gradient, so this process must too.
+    beside = (part._parameters[attribute] for part, attribute, _ in model.slots)
+    heads = [p.flatten()[:0].to(hidden.dtype) for p in beside if p is not None and p.requires_grad]
+    return torch.cat([hidden, *heads])
 
 
 def joined(

@@ -68,8 +68,8 @@ class Teacher:
             taught: from `hidden`, at the same edges.
             shape: what is done to the student's products.
         """
-        own_weight, own_bias = self._head("weight"), self._head("bias")
-        assert own_weight is not None, "a head has a weight"
+        with torch.no_grad(), self.model.swap(self.params):
+            taught, own_weight, own_bias = self.model.head(taught)
         rows = min(len(weight), len(own_weight))
         weight, own_weight = weight[:rows], own_weight[:rows]
         bias, own_bias = (None if b is None else b[:rows] for b in (bias, own_bias))
@@ -91,12 +91,6 @@ class Teacher:
         self, each: pack.Pack, route: tree_attention.Route, params: ports.Params
     ) -> dict[str, Tensor]:
         return {"hidden": self.model.parents(each, route, params)}
-
-    def _head(self, attribute: str) -> Tensor | None:
-        """Return a parameter of the output head; the bound module holds none."""
-        output = self.model.module.get_output_embeddings()
-        names = [n for module, place, n in self.model.slots if module is output and place == attribute]
-        return self.params[names[0]] if names else None
 
 
 @attrs.frozen(kw_only=True, eq=False)

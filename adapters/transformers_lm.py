@@ -208,7 +208,8 @@ class TransformersLM:
             bias=bias,
             shape=self.shape,
             needs=each.needs,
-            slopes=None if each.slopes is None else each.slopes[route.edges],
+            # Without gradients nothing is pulled back, and the head would form what nobody reads.
+            slopes=each.slopes[route.edges] if each.slopes is not None and torch.is_grad_enabled() else None,
         )
         if self.teacher is not None and each.taught is not None:
             fields["divergences"] = self.teacher.divergences(
@@ -303,9 +304,10 @@ class TransformersLM:
             again = functools.partial(contexts, layer, self.keep_attention)
             return checkpoint.checkpoint(function, *args, use_reentrant=False, context_fn=again, **kwargs)
 
-        for part in self.chunked:
+        graded = torch.is_grad_enabled()  # else nothing runs again, and these would hold the parameters
+        for part in self.chunked if graded else ():
             part.recompute = functools.partial(contexts, part.module)
-        if self.module.is_activation_checkpointing:
+        if graded and self.module.is_activation_checkpointing:
             for layer in layers(self.module):
                 layer._gradient_checkpointing_func = functools.partial(once_more, layer)  # type: ignore[assignment]
         with self.casting(route.tokens.device):

@@ -119,7 +119,12 @@ def _key(job: loop.Job, rows: data.Prepared) -> str:
         "packs": [packing["budget"], packing["share"], str(packing["dtype"]), job.rows.batch_size],
         "couples": job.algorithm.couples,
         "order": hashlib.blake2b(_order(job, rows).tobytes()).hexdigest(),
-        "model": [job.model.attention, attrs.astuple(job.model.shape), str(job.chosen.rope_scaling)],
+        "model": [
+            job.model.attention,
+            attrs.astuple(job.model.shape),
+            str(job.chosen.rope_scaling),
+            job.chosen.bf16,
+        ],
         "versions": [torch.__version__, packing["device"]],
     }
     return "reference-" + hashlib.blake2b(json.dumps(made_of).encode(), digest_size=16).hexdigest()

@@ -5,6 +5,7 @@ options that change a result and differ are told first, since then it is not one
 """
 
 import json
+import math
 import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -113,7 +114,7 @@ def apart(first: Ended, second: Ended) -> str:
         return "no step was logged by both"
     gaps = {step: abs(first.losses[step] - second.losses[step]) for step in shared}
     gaps = {step: gap / max(abs(first.losses[step]), 1e-12) for step, gap in gaps.items()}
-    worst = max(gaps, key=lambda step: gaps[step])
+    worst = max(gaps, key=lambda step: math.inf if math.isnan(gaps[step]) else gaps[step])
     return f"{gaps[worst]:.2g} at step {worst}"
 
 

@@ -23,10 +23,11 @@ TRAINING = {
     *("save_total_limit", "metric_for_best_model", "greater_is_better", "logging_steps", "eval_strategy"),
     *("eval_steps", "eval_on_start", "eval_dataset", "eval_split", "report_to", "price_per_hour"),
     *("shuffle_dataset", "data_seed", "disable_dropout", "gradient_checkpointing", "activation_offloading"),
-    *("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"),
+    *("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "fsdp"),
+    "precompute_ref_log_probs",
 }
 # What more of it those do not read whose completions are judged by rewards alone.
-GENERATING = {"num_iterations", "steps_per_generation", "num_generations"}
+GENERATING = {"dynamic_sampling", "num_iterations", "steps_per_generation", "num_generations"}
 USAGE = "python -m shell.evaluate MODEL [--algorithm NAME] --dataset DATASET [--key value ...]"
 HELP = f"""usage: {USAGE}
 

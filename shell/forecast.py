@@ -94,11 +94,14 @@ def _flops(shape: cost.ModelShape, nodes: int) -> int:
 def _trained(ready: prepare.Ready) -> tuple[list[list[Forward]], bool]:
     """Return the forwards of each step of the run, and whether these are all."""
     rows, place, steps, seen = ready.preview, ready.preview.start, [], 0
-    while len(steps) < ready.num_steps and seen < MAX_TOKENS:
+    wanted = ready.num_steps
+    if ready.command.options.precompute_ref_log_probs:  # all rows are asked, in the first epoch's order
+        wanted = max(wanted, rows.steps_per_epoch or 0)
+    while len(steps) < wanted and seen < MAX_TOKENS:
         samples, place = rows.take(place)
         seen += sum(len(one.tokens) for one in samples)
         steps.append(list(_forwards(ready, samples)))
-    return steps, len(steps) == ready.num_steps
+    return steps, len(steps) == wanted
 
 
 def _evaluated(ready: prepare.Ready) -> Iterator[Forward]:

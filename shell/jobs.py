@@ -98,7 +98,8 @@ def train(
                 print(plan.table(promised, chosen, device, ranks))
             return 0
         stack.enter_context(loop.deterministic())
-        return _run(ready, saved, promised, display, gauge)
+        with own.blamed(command.algorithm), graphs.told(chosen):
+            return _run(ready, saved, promised, display, gauge)
 
 
 def evaluate(command: config.Command) -> int:
@@ -106,7 +107,9 @@ def evaluate(command: config.Command) -> int:
     with contextlib.ExitStack() as stack:
         display = progress.Display(shown=processes.is_first())
         command, algorithm = _settled(command)
-        chosen = command.options
+        # Evaluation holds models whole, the reference too.
+        chosen = attrs.evolve(command.options, fsdp=False, precompute_ref_log_probs=None)
+        command = attrs.evolve(command, options=chosen)
         for note in command.notes:
             display.note(note)
         compared = "reference_logprobs" in algorithm.needs and algorithm.rows != "prompts"
@@ -120,7 +123,8 @@ def evaluate(command: config.Command) -> int:
         )
         graphs.check(ready)
         job, state = _loaded(ready, fresh=True, training=False, origin=origin)
-        found = loop.measured(job, loop.Run(state=state, reference=job.frozen), meter.Meter(ranks))
+        with own.blamed(command.algorithm), graphs.told(chosen):
+            found = loop.measured(job, loop.Run(state=state, reference=job.frozen), meter.Meter(ranks))
         if ranks.index == 0:
             print(json.dumps(found, indent=2))
         return 0

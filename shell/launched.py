@@ -41,7 +41,7 @@ def applied(command: config.Command, variables: Mapping[str, str] = os.environ) 
     _check(variables)
     changes, notes = dict[str, object](), list[str]()
     if variables.get("ACCELERATE_MIXED_PRECISION") == "bf16" and not command.given & {"bf16", "dtype"}:
-        changes["bf16"] = True
+        changes |= {"bf16": True, "dtype": "float32"}  # as bf16 told alone means it
     if _on(variables, "ACCELERATE_USE_FSDP"):
         changes |= _sharded(command, variables, notes)
     if not changes:
@@ -67,7 +67,8 @@ def _sharded(command: config.Command, variables: Mapping[str, str], notes: list[
     again = _on(variables, "FSDP_ACTIVATION_CHECKPOINTING")
     if again and "gradient_checkpointing" not in command.given:
         changes["gradient_checkpointing"] = True
-    if _on(variables, "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD"):
+    moves = _on(variables, "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD")
+    if moves and "activation_offloading" not in command.given:
         changes["activation_offloading"] = True
     return changes
 

@@ -8,6 +8,7 @@ import attrs
 
 from shell import adapter, config, entry, mistake, options
 
+READ = ("dtype", "torch_dtype", "revision", "trust_remote_code", "tokenizer")
 USAGE = "python -m shell.merge ADAPTER OUTPUT_DIR [--dtype float32]"
 
 
@@ -32,8 +33,11 @@ def run(words: Sequence[str]) -> int:
         inside = source / "model"
         hint = f" Did you mean {inside}?" if adapter.is_one(inside) else ""
         raise mistake.Mistake(f"{source} is no adapter: a folder with {adapter.CONFIG} was wanted.{hint}")
-    if place.exists() and any(place.iterdir()):
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise mistake.Mistake(f"{place} is not empty; name a folder that is, or a new one.")
+    for one in config.written(words[2:]):
+        if one.key not in READ:
+            raise mistake.Mistake(f"{one.where}: merging does not read {one.key}; {USAGE} was wanted.")
     asked = ["--model", str(source), "--dataset", "demo", "--output_dir", str(place), *words[2:]]
     chosen = config.parse(["sft", *asked]).options
     merge(chosen, place, scalar=adapter.read(source).scalar)

@@ -23,7 +23,12 @@ def check(chosen: options.Options, device: ports.Device, ranks: ports.Ranks) -> 
             "fsdp: true came, and there is one process; start several, as in torchrun --nproc_per_node 2 -m "
             "shell.train ..., or leave it out"
         )
-    for name, there in (("compile", chosen.compile), (f"device {device.name}", device.static_shapes)):
+    sized = chosen.max_shapes is not None or chosen.pad_to_multiple_of not in ("auto", "none")
+    for name, there in (
+        ("compile", chosen.compile),
+        ("planned sizes (pad_to_multiple_of, max_shapes)", sized),
+        (f"device {device.name}", device.static_shapes),
+    ):
         if there:
             raise mistake.Mistake(f"fsdp: true came with {name}, which is not built yet; leave one out")
 

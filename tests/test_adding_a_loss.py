@@ -29,7 +29,8 @@ def blocks(language):
 
 def run(folder, *words):
     """Run Python in a copy of the tree; return what it printed."""
-    environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment = {**plain, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )

@@ -247,6 +247,7 @@ def one_chain(tokens):
 def test_loading_prints_nothing(tmp_path, capfd):
     model, params = bound(changes={"dtype": torch.float32})
     model.save(params, str(tmp_path))
+    transformers.utils.logging.enable_progress_bar()
     capfd.readouterr()
     loading.load(str(tmp_path), dtype=torch.float32)
     assert capfd.readouterr() == ("", "")

@@ -68,7 +68,7 @@ CURVES: Mapping[str, tuple[str, Sequence[int], Callable[[int, int], dict[str, fl
     "depth": ("turns of an agent, about as many nodes each", DEPTHS, lambda x, n: times(deep(x), n)),
     "tokens": ("nodes of a prompt with eight answers", TOKENS, lambda x, n: times(wide(x), n)),
     "vocabulary": ("vocabulary, 256 edges", VOCABULARIES, scoring),
-    "memory": ("nodes of a step", TOKENS, lambda x, _: stepping(x)),
+    "memory": ("nodes of a step", TOKENS[1:], lambda x, _: stepping(x)),
 }
 TITLES = {
     "sharing": "attention: times slower than blocks",

@@ -22,6 +22,20 @@ ROWS = {
     "dpo": ("data/lf_demo/dpo_en_200.jsonl", {"batch_size": 4}),
     "kto": ("data/lf_demo/kto_en_200.jsonl", {"batch_size": 4}),
     "reward": ("data/lf_demo/dpo_en_200.jsonl", {"batch_size": 4}),
+    "distill": (
+        "data/gsm8k/train_2000.jsonl",
+        {
+            "tokenizer": "$ESPALIER_SHARED/models/stories260K",
+            "teacher_model": "$ESPALIER_SHARED/models/stories260K",
+            "chat_template": "$ESPALIER_SHARED/models/stories260K/chat_template_for_tests.jinja",
+            "batch_size": 8,
+            "dataset_split": "train[:400]",
+            "truncation": "drop",
+            "max_completion_length": 48,
+            "lmbda": 0.5,
+            "beta": 0.5,
+        },
+    ),
 }
 SAME = {
     "model": "tiny", "tokenizer": "$ESPALIER_SHARED/models/smollm2-135m-instruct-tokenizer", "max_steps": 20,
@@ -39,13 +53,14 @@ SHOWN = {
     ),
     "kto": ("loss", "kl", "rewards/chosen", "rewards/rejected", "grad_norm", "batch/packing_ratio"),
     "reward": ("loss", "accuracy", "margin", "mean_reward", "grad_norm", "batch/packing_ratio"),
+    "distill": ("loss", "entropy", "on_policy_frac", "grad_norm", "batch/packing_ratio"),
 }
 HEAD = """# Runs
 
 Printed by `python -m tests.benchmarks.real_runs`: twenty steps of each algorithm on real rows, by the
 commands above the tables. The model is the built-in one, random weights under SmolLM2's tokenizer and chat
-template: what is real are the rows, the masks and what pairs share. A line's metrics are means over the
-steps since the last one.
+template (of `distill`, under its teacher's): what is real are the rows, the masks and what pairs share. A
+line's metrics are means over the steps since the last one.
 """
 
 

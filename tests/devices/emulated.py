@@ -167,3 +167,5 @@ def _answer(name: str, arguments: str, answer: str) -> None:
 
 if __name__ == "__main__":
     _answer(*sys.argv[1:])
+    # The device's library takes its threads down in no order: what is written is written.
+    os._exit(0)

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from shell import config, launched, mistake
+from shell import config, evaluate, launched, mistake
 from tests.shell import runs, words
 
 STEPS = 10
@@ -99,9 +99,18 @@ def test_one_process_goes_on_from_the_checkpoint_of_two_that_split(alone, togeth
     assert runs.apart(runs.weights(folder), runs.weights(alone[name])) < 1e-5
 
 
+def test_the_file_that_a_split_run_leaves_serves_evaluation_on_one_process(together, capsys):
+    folder = together["sft"]
+    assert evaluate.main([str(folder / "model"), "--config", str(folder / "config.yaml")]) == 0
+    said = capsys.readouterr()
+    assert "does not read" in said.err
+    assert "fsdp" in said.err
+    assert json.loads(said.out)["eval_loss"] > 0
+
+
 def test_a_process_that_is_killed_ends_the_other_and_the_run_goes_on(tmp_path):
     folder = tmp_path / "out"
-    options = {"max_steps": 40, "save_steps": 2, "fsdp": True}
+    options = {"max_steps": 16, "save_steps": 2, "fsdp": True}
     process = runs.start(*LAUNCHER, "-m", "shell.train", *runs.words(folder, **options))
     while not list(folder.glob("checkpoint-*/manifest.json")):
         assert process.poll() is None, process.stderr.read()
@@ -112,10 +121,10 @@ def test_a_process_that_is_killed_ends_the_other_and_the_run_goes_on(tmp_path):
     assert code == 1
     assert "Signal 9 (SIGKILL)" in err
     stopped = max(runs.steps(folder))
-    assert stopped < 40
+    assert stopped < 16
     code, _, err = runs.done(runs.start(*LAUNCHER, "-m", "shell.train", *runs.words(folder, **options)))
     assert code == 0, err
-    assert [line["step"] for line in runs.metrics(folder)] == list(range(1, 41))
+    assert [line["step"] for line in runs.metrics(folder)] == list(range(1, 17))
 
 
 def applied(*said, **variables):
