@@ -22,7 +22,8 @@ MODES = {
     "layers but attention again": ("llama", {"gradient_checkpointing": "selective"}),
     "chunks": ("llama", {"feed_forward_chunk": 2}),
     "chunks in layers again": ("llama", {"feed_forward_chunk": 2, "gradient_checkpointing": True}),
-    "an adapter": ("llama", {"adapter": True}),
+    "an adapter": ("llama", {"adapter": ()}),
+    "an adapter and a whole head": ("qwen2", {"adapter": ("lm_head",)}),
 }
 BUDGETS = {"at once": (None, None), "in pieces": (6, 6), "in pieces on one process": (6, None)}
 
@@ -30,10 +31,10 @@ BUDGETS = {"at once": (None, None), "in pieces": (6, 6), "in pieces on one proce
 def bound(kind, modes):
     """Bind a model whose parameters are not those that its module came with."""
     modes = dict(modes)
-    adapted = modes.pop("adapter", False)
+    whole = modes.pop("adapter", None)
     model, params = loading.bind(zoo.build(kind), **modes)
-    if adapted:
-        model, params = lora.attach(model, params, lora.Settings(rank=2))
+    if whole is not None:
+        model, params = lora.attach(model, params, lora.Settings(rank=2, whole=whole))
     draw = torch.Generator().manual_seed(5)
     return model, {
         n: p + 0.1 * torch.randn(p.shape, generator=draw, dtype=p.dtype) for n, p in params.items()
@@ -103,6 +104,8 @@ def main(folder: str) -> None:
     }
     for budget, budgets in BUDGETS.items():
         found[f"no rows, {budget}"] = gaps(team, "llama", {}, budgets, (range(5), ()))
+        adapter = {"adapter": ("lm_head",)}
+        found[f"no rows and a whole head, {budget}"] = gaps(team, "qwen2", adapter, budgets, (range(5), ()))
     ranks.leave()
     pathlib.Path(folder, f"{os.environ['RANK']}.json").write_text(json.dumps(found))
 

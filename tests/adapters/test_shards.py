@@ -13,7 +13,11 @@ from tests import paths
 from tests.adapters import sharded
 from tests.adapters.test_ranks import LAUNCHER
 
-CASES = [f"{mode}, {budget}" for mode in (*sharded.MODES, "no rows") for budget in sharded.BUDGETS]
+CASES = [
+    f"{mode}, {budget}"
+    for mode in (*sharded.MODES, "no rows", "no rows and a whole head")
+    for budget in sharded.BUDGETS
+]
 
 
 @pytest.fixture(scope="module")

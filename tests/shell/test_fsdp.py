@@ -7,7 +7,9 @@ import signal
 
 import pytest
 
-from shell import config, evaluate, launched, mistake
+from adapters import cpu
+from core import ports
+from shell import config, evaluate, launched, mistake, splitting
 from tests.shell import runs, words
 
 STEPS = 10
@@ -170,6 +172,15 @@ def test_a_launcher_that_asks_for_nothing_changes_nothing():
 def test_full_sharding_on_one_process_says_how_to_start_several(tmp_path, capsys):
     assert runs.run(tmp_path / "out", fsdp=True) == 2
     assert "torchrun" in capsys.readouterr().err
+
+
+def test_planned_sizes_do_not_go_with_full_sharding():
+    two = ports.Ranks(index=0, num=2, sum=lambda tree: tree, merge=lambda means: means)
+    chosen = config.parse(
+        ["sft", "--model", "tiny", "--dataset", "demo", "--fsdp", "--max_shapes", "4"]
+    ).options
+    with pytest.raises(mistake.Mistake, match="planned sizes"):
+        splitting.check(chosen, cpu.DEVICE, two)
 
 
 @pytest.mark.parametrize(("value", "wanted"), [("full_shard auto_wrap", True), ("", False), (True, True)])

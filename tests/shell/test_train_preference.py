@@ -202,6 +202,15 @@ def test_a_run_that_is_killed_ends_like_one_that_is_not_reference_and_all(tmp_pa
     assert first(tmp_path / "whole")["loss"] == pytest.approx(LOG2, abs=1e-6)
 
 
+@pytest.mark.parametrize("algorithm", ["kto", "reward"])
+def test_unpaired_and_reward_runs_that_are_killed_end_like_those_that_are_not(tmp_path, files, algorithm):
+    plan = asked(files, algorithm, max_steps=8)
+    process = runs.start("-m", "tests.shell.killed", str(tmp_path), "3", "lines=2", OPTIONS=json.dumps(plan))
+    code, out, err = runs.done(process)
+    assert code == 0, err
+    assert out.split() == ["lines", "2"]
+
+
 def test_a_reference_that_changed_on_the_disk_is_refused(tmp_path, files, capsys):
     start = runs.made(tmp_path / "start", max_steps=1) / "model"
     plan = asked(files, "dpo", model=str(start))
