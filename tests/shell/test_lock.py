@@ -13,10 +13,13 @@ import os, sys
 from shell import lock
 with lock.hold(sys.argv[1]):
     # A worker that outlives its killed parent, as one of a data loader might.
+    told, tell = os.pipe()
     worker = os.fork()
     if not worker:
+        os.write(tell, b"!")  # it runs, and has let go of what it inherited
         sys.stdin.read()
         os._exit(0)
+    os.read(told, 1)
     print(os.getpid(), flush=True)
     os.waitpid(worker, 0)
 """
