@@ -7,7 +7,8 @@ import torch
 import transformers
 from torch import Tensor
 from torch.utils import checkpoint
-from transformers import modeling_layers
+
+from adapters import recompute
 
 NAMES = ("mlp", "feed_forward", "ffn", "block_sparse_moe")
 
@@ -65,7 +66,7 @@ def install(module: transformers.PreTrainedModel, size: int) -> tuple[Chunked, .
     Raises:
         ValueError: a layer has none that can be run on its own.
     """
-    layers = [m for m in module.modules() if isinstance(m, modeling_layers.GradientCheckpointingLayer)]
+    layers = recompute.layers(module)
     parts = [next((getattr(layer, n) for n in NAMES if hasattr(layer, n)), None) for layer in layers]
     if not parts or not all(isinstance(part, torch.nn.Module) for part in parts):
         raise ValueError(

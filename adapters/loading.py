@@ -9,10 +9,9 @@ import numpy as np
 import torch
 import transformers
 from torch import Tensor
-from transformers import modeling_layers
 from transformers.utils import logging
 
-from adapters import chunks, scalar_head, shapes, transformers_lm, tree_attention
+from adapters import chunks, recompute, scalar_head, shapes, transformers_lm, tree_attention
 from core import head, pack
 from core.plan import sample, spans
 
@@ -319,7 +318,7 @@ def _two_branches(module: transformers.PreTrainedModel) -> list[sample.Sample]:
 
 def _recompute_layers(module: transformers.PreTrainedModel) -> None:
     """Let each layer, and no more of the module, know that it trains: recomputation hangs on that."""
-    layers = [m for m in module.modules() if isinstance(m, modeling_layers.GradientCheckpointingLayer)]
+    layers = recompute.layers(module)
     if not module.supports_gradient_checkpointing or not layers:
         raise ValueError(
             f"a {module.config.model_type} model has no gradient checkpointing; drop the option."

@@ -6,15 +6,18 @@ from typing import Any
 
 import torch
 from torch.utils import checkpoint
+from transformers import modeling_layers
 
 from core import blocks
 
 Context = contextlib.AbstractContextManager[Any]
-MODES = (False, True, "selective")
-"""Nothing is made again; all of a layer but its input; all but its input and what its attention gave."""
-
 # Attention under a dense mask is many operators, none of which is worth keeping alone.
 KEPT = (blocks.OPERATOR, torch.ops.higher_order.flex_attention)
+
+
+def layers(module: torch.nn.Module) -> list[modeling_layers.GradientCheckpointingLayer]:
+    """Return the decoder's layers, in their order: what is made again, gathered or chunked as one."""
+    return [m for m in module.modules() if isinstance(m, modeling_layers.GradientCheckpointingLayer)]
 
 
 def contexts(enter: Callable[[], Context], *, keep_attention: bool) -> tuple[Context, Context]:

@@ -24,9 +24,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import modeling_layers
 
-from adapters import tree_attention
+from adapters import recompute, tree_attention
 from core import metrics, pack, ports
 from core.plan import sample
 
@@ -158,7 +157,7 @@ class Sharding:
             most: the largest of a number over all processes.
         """
         self.layout = layout
-        layers = [m for m in module.modules() if isinstance(m, modeling_layers.GradientCheckpointingLayer)]
+        layers = recompute.layers(module)
         inside = {id(part): i for i, layer in enumerate(layers) for part in layer.modules()}
         uses: dict[str, set[int]] = {}
         for part, _, name in slots:

@@ -16,7 +16,6 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
-from transformers import modeling_layers
 
 from adapters import (
     chunks,
@@ -308,7 +307,7 @@ class TransformersLM:
         for part in self.chunked if graded else ():
             part.recompute = functools.partial(contexts, part.module)
         if graded and self.module.is_activation_checkpointing:
-            for layer in layers(self.module):
+            for layer in recompute.layers(self.module):
                 layer._gradient_checkpointing_func = functools.partial(once_more, layer)  # type: ignore[assignment]
         with self.casting(route.tokens.device):
             outputs = self.module.base_model(
@@ -356,11 +355,6 @@ class TransformersLM:
     def _first(self, params: ports.Params) -> Tensor:
         """Return any of the tensors that are swapped in."""
         return next(iter((params or self.frozen).values()))
-
-
-def layers(module: torch.nn.Module) -> list[modeling_layers.GradientCheckpointingLayer]:
-    """Return the decoder's layers, in their order."""
-    return [m for m in module.modules() if isinstance(m, modeling_layers.GradientCheckpointingLayer)]
 
 
 def rows(each: pack.Pack, fields: Mapping[str, Tensor]) -> pack.Scores:

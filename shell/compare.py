@@ -21,8 +21,6 @@ HELP = f"""usage: {USAGE}
 
 A and B are output folders of runs, as of one job on two devices. A table is printed: what each took, and B
 over A. Cost needs --price_per_hour in the runs that are compared."""
-# Where a run's files lie changes nothing in it.
-PLACES = {"output_dir", "report_to", "resume"}
 
 
 @attrs.frozen(kw_only=True)
@@ -85,7 +83,7 @@ def read(folder: pathlib.Path) -> Ended:
 
 def differing(first: Ended, second: Ended) -> list[str]:
     """Name the options that change a result and are not the same."""
-    names = [name for name in options.FIELDS if options.known(name).result and name not in PLACES]
+    names = [name for name in options.FIELDS if options.known(name).result]
     odd = [name for name in names if first.asked.get(name) != second.asked.get(name)]
     lines = [f"  {name}: {first.asked.get(name)} and {second.asked.get(name)}" for name in odd]
     return ["not one job, since these differ:", *lines, ""] if odd else []

@@ -11,7 +11,6 @@ import attrs
 from shell import data, formats, mistake, sources
 
 TALKS = ("messages", "conversations")
-ANSWERED = "prompt and completion"
 
 
 def apart(source: sources.Source) -> sources.Source:
