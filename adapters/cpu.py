@@ -60,11 +60,13 @@ DEVICE = ports.Device(
     checks=checks,
     # As `python -m tests.benchmarks.prices` fitted it once on an x86-64 core with AVX-512, to two digits.
     price=spans.Price(
-        launch=16000.0,
-        head=15000.0,
-        pair=0.23,
-        masked=130000.0,
+        launch=75000.0,
+        head=7100.0,
+        pair=0.28,
+        masked=55000.0,
         mask=0.0,
         row=0.0,
+        item=430.0,
+        moved=10.0,
     ),
 )

@@ -8,12 +8,13 @@ Two kernels serve it, chosen by where the tensors are: the CPU's takes a mask, t
 windows and runs of lengths. What a block is stands in `rectangles` of `core.attention`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from core import places
 from core.plan import spans
 
 # Of the largest number: a row that sees nothing of a block gets a weight of exactly 0, where -inf gives NaN.
@@ -45,7 +46,7 @@ class Block(NamedTuple):
     Attributes:
         first: it starts the softmax of its queries; the others are merged into it.
         causal: query i of it sees keys up to i.
-        queries, keys: what it covers.
+        queries, keys: what it covers; of a batch, several runs each.
         mask: added to the scores; None: nothing is.
         left: as flash kernels count windows: query i sees keys from i + keys - queries - left; -1: all.
         cuts: where causal runs begin and end, counted from the first; None: it is one run.
@@ -53,8 +54,8 @@ class Block(NamedTuple):
 
     first: bool
     causal: bool
-    queries: slice
-    keys: slice
+    queries: places.Place
+    keys: places.Place
     mask: Tensor | None = None
     left: int = -1
     cuts: tuple[int, ...] | None = None
@@ -96,10 +97,13 @@ def attend(
     q, k, v = (_aligned(t, kernel.aligned) for t in (query, key, value))
     out, lse = torch.empty_like(q, dtype=wide), query.new_empty(query.shape[:3], dtype=wide)
     for block in kernel.walk(tables, query.dtype):
-        rows = block.queries
-        part, part_lse = kernel.forward(q[:, :, rows], k[:, :, block.keys], v[:, :, block.keys], block, scale)
+        rows, seen = block.queries, block.keys
+        part, part_lse = kernel.forward(
+            places.taken(q, rows), places.taken(k, seen), places.taken(v, seen), block, scale
+        )
         if block.first:
-            out[:, :, rows], lse[:, :, rows] = part, part_lse
+            places.put(out, rows, part)
+            places.put(lse, rows, part_lse)
         else:
             merged = torch.logaddexp(lse[:, :, rows], part_lse)
             kept, added = ((x - merged).exp()[..., None] for x in (lse[:, :, rows], part_lse))
@@ -134,10 +138,11 @@ def pull_back(
     sums = tuple(torch.zeros_like(t, dtype=wide) for t in (q, k, v))
     for block in kernel.walk(tables, query.dtype):
         rows, seen = block.queries, block.keys
-        of_queries, of_keys = [t[:, :, rows] for t in (g, q, o, lse)], [t[:, :, seen] for t in (k, v)]
-        parts = kernel.backward(*of_queries, *of_keys, block, scale)
+        felt = places.without_filling(places.taken(g, rows), rows)
+        of_queries = [places.taken(t, rows) for t in (q, o, lse)]
+        parts = kernel.backward(felt, *of_queries, places.taken(k, seen), places.taken(v, seen), block, scale)
         for whole, place, part in zip(sums, (rows, seen, seen), parts, strict=True):
-            whole[:, :, place] += part
+            places.add(whole, place, part)
     by_sinks = query.new_empty(0)
     if sinks is not None:
         # It has no value, so by its score: -p_sink (gradient . output), summed over the queries.
@@ -193,23 +198,43 @@ def _like(wide: Tensor, given: Tensor) -> Tensor:
 
 
 def _tiles(tables: Tables, dtype: torch.dtype) -> Iterator[Block]:
-    """Yield blocks with masks; under a window, the tiles of each that see anything."""
+    """Yield batches, then blocks with masks; under a window, the tiles of each that see anything."""
+    batches: dict[int, list[list[int]]] = {}
+    rest = []
+    for kind, *span in tables.blocks.tolist():
+        causal = kind == spans.CAUSAL or kind >= spans.BATCH
+        # A run that is no longer than the window sees all of itself.
+        if kind >= spans.BATCH and not _cut(tables, span):
+            batches.setdefault(kind, []).append(span)
+        elif span[0] < span[1]:
+            rest.append((spans.CAUSAL if causal else kind, *span))
+    for spread in batches.values():
+        a, b, x, y = torch.tensor(spread).T
+        yield Block(True, True, places.runs(a, b), places.runs(x, y))
+    for kind, *span in rest:
+        yield from _alone(tables, dtype, kind, *span)
+
+
+def _cut(tables: Tables, span: Sequence[int]) -> bool:
+    """Say whether a window hides anything inside a run of one path."""
+    return 0 < tables.window < span[1] - span[0]
+
+
+def _alone(tables: Tables, dtype: torch.dtype, kind: int, a: int, b: int, x: int, y: int) -> Iterator[Block]:
+    """Yield a block that is in no batch."""
     window, far = tables.window, FAR * torch.finfo(dtype).max
-    for kind, a, b, x, y in tables.blocks.tolist():
-        if a == b:
-            continue
-        q, k = slice(a, b), slice(x, y)
-        if kind == spans.MASKED:
-            seen = _inside(tables, q, k)
-            yield Block(True, False, q, k, torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, far))
-        elif not window:
-            yield Block(kind == spans.CAUSAL, kind == spans.CAUSAL, q, k)
-        else:
-            for q, k in _near(tables, kind == spans.CAUSAL, a, b, x, y):
-                back = tables.query_depths[q, None] - tables.key_depths[None, k]
-                hidden = (back < 0) | (back >= window) if kind == spans.CAUSAL else back >= window
-                mask = torch.zeros(back.shape, dtype=dtype).masked_fill_(hidden, far)
-                yield Block(kind == spans.CAUSAL, False, q, k, mask)
+    q, k, causal = slice(a, b), slice(x, y), kind == spans.CAUSAL
+    if kind == spans.MASKED:
+        seen = _inside(tables, q, k)
+        yield Block(True, False, q, k, torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, far))
+    elif not window or (causal and not _cut(tables, (a, b))):
+        yield Block(causal, causal, q, k)
+    else:
+        for q, k in _near(tables, causal, a, b, x, y):
+            back = tables.query_depths[q, None] - tables.key_depths[None, k]
+            hidden = (back < 0) | (back >= window) if causal else back >= window
+            mask = torch.zeros(back.shape, dtype=dtype).masked_fill_(hidden, far)
+            yield Block(causal, False, q, k, mask)
 
 
 def _inside(tables: Tables, q: slice, k: slice) -> Tensor:
@@ -256,7 +281,7 @@ def _bands(tables: Tables, _: torch.dtype) -> Iterator[Block]:
     rows = [row for row in tables.blocks.tolist() if row[1] < row[2]]
     if any(kind == spans.MASKED for kind, *_ in rows):
         raise ValueError("the table has a masked block; the kernel of this device takes no mask.")
-    causal = sorted(row[1:] for row in rows if row[0] == spans.CAUSAL)
+    causal = sorted(row[1:] for row in rows if row[0] == spans.CAUSAL or row[0] >= spans.BATCH)
     if causal:
         starts = [a for a, *_ in causal]
         stop, shift = causal[-1][1], causal[0][2] - causal[0][0]
@@ -274,7 +299,7 @@ def _bands(tables: Tables, _: torch.dtype) -> Iterator[Block]:
 
 def _cuts(block: Block, device: torch.device) -> tuple[Tensor, Tensor, int, int]:
     """Return where runs begin, of queries and of keys, and the longest of each."""
-    num_queries, num_keys = block.queries.stop - block.queries.start, block.keys.stop - block.keys.start
+    num_queries, num_keys = places.size(block.queries), places.size(block.keys)
     if block.cuts is None:
         ends = [torch.tensor([0, n], dtype=torch.int32).to(device) for n in (num_queries, num_keys)]
         return ends[0], ends[1], num_queries, num_keys

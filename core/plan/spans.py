@@ -1,12 +1,20 @@
 """Which blocks a forest's attention is run as: what a device's prices make of chains and rectangles."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
 
-# What the queries of a block see of its keys: all; all up to themselves; their ancestors.
-DENSE, CAUSAL, MASKED = 0, 1, 2
+# What the queries of a block see of its keys: all; all up to themselves; their ancestors. From BATCH on a
+# kind is the number of a batch: causal blocks that one call runs, filled up to the longest of them.
+DENSE, CAUSAL, MASKED, BATCH = 0, 1, 2, 3
+# Places of a batch: so many that a call costs nothing beside them, so few that copies take little memory.
+PLACES = 4096
+# Queries that a kernel takes at once: of a causal block it looks at all pairs up to the end of each tile.
+TILE = 32
+
+Sizes = int | np.integer | np.ndarray
 
 
 @attrs.frozen(kw_only=True)
@@ -20,6 +28,8 @@ class Price:
         masked: of a masked block beyond that, whatever its size.
         mask: of a pair of a masked block, once for all heads: its mask is made.
         row: of merging a query of a dense block, for each number of each head.
+        item: of a head of a causal block in a batch, whatever its size.
+        moved: of a place of a batch, for each number of each head: it is copied.
     """
 
     launch: float
@@ -28,6 +38,8 @@ class Price:
     masked: float
     mask: float
     row: float
+    item: float
+    moved: float
 
 
 @attrs.frozen(kw_only=True)
@@ -40,6 +52,9 @@ class Rates:
         masked: of a masked block beyond that of any block.
         mask: of a pair of a masked block beyond that of any pair.
         row: of merging a query of a dense block.
+        batch: of a batch, whatever is in it.
+        item: of a causal block in a batch, whatever its size.
+        moved: of a place of a batch.
     """
 
     block: float
@@ -47,6 +62,9 @@ class Rates:
     masked: float
     mask: float
     row: float
+    batch: float
+    item: float
+    moved: float
 
 
 def rates(price: Price, *, heads: int, width: int) -> Rates:
@@ -57,6 +75,9 @@ def rates(price: Price, *, heads: int, width: int) -> Rates:
         masked=price.masked,
         mask=price.mask,
         row=price.row * heads * width,
+        batch=price.launch,
+        item=price.item * heads,
+        moved=price.moved * heads * width,
     )
 
 
@@ -88,12 +109,11 @@ def within(
 
 
 def fused(table: np.ndarray, rates: Rates) -> np.ndarray:
-    """Exchange runs of small chains and the rectangles among them for masked blocks, where that is cheaper.
+    """Run small blocks together, where that is cheaper.
 
-    Chains are put into runs of neighbors; the cheapest way is found by a dynamic programme over where runs
-    end. A run of one chain stays a causal block. A longer one is one masked block: rectangles inside it go,
-    and one whose keys lie in it and whose queries reach beyond it keeps those beyond. All in one run is the
-    dense mask.
+    Causal blocks of like lengths become batches. Runs of small chains and the rectangles among them become
+    masked blocks, all in one run being the dense mask. The cheaper of two is taken: batches alone, and
+    batches of what the cheapest masked blocks leave over.
 
     Args:
         table: (kind, query start, stop, key start, stop), causal and dense blocks, int64 `[blocks, 5]`.
@@ -103,27 +123,101 @@ def fused(table: np.ndarray, rates: Rates) -> np.ndarray:
         A table that covers the same pairs, filled up with rows of no queries to as many as there were.
     """
     rows = table[table[:, 1] < table[:, 2]]
+    found = min(
+        (_batched(rows, rates), _batched(_masked_runs(rows, rates), rates)), key=lambda t: cost(t, rates)
+    )
+    return np.concatenate([found, np.zeros_like(table[len(found) :])])
+
+
+def cost(table: np.ndarray, rates: Rates) -> float:
+    """Price a table, in nanoseconds."""
+    rows = table[table[:, 1] < table[:, 2]]
+    kinds, sizes, keys = rows[:, 0], rows[:, 2] - rows[:, 1], rows[:, 4] - rows[:, 3]
+    total = (rates.block + sizes * (keys * rates.pair + rates.row))[kinds == DENSE].sum()
+    total += _causal(sizes[kinds == CAUSAL], rates).sum()
+    total += _masked(sizes[kinds == MASKED], rates).sum()
+    for kind in np.unique(kinds[kinds >= BATCH]):
+        held = sizes[kinds == kind]
+        total += rates.batch + len(held) * _item(held.max(), rates)
+    return float(total)
+
+
+def _batched(rows: np.ndarray, rates: Rates) -> np.ndarray:
+    """Put causal blocks into batches of like lengths, where these are cheaper.
+
+    In the order of their lengths, the cheapest way to cut them is found by a dynamic programme over lengths.
+    """
+    sizes = np.where(rows[:, 0] == CAUSAL, rows[:, 2] - rows[:, 1], 0)
+    lengths, counts = np.unique(sizes[sizes > 0], return_counts=True)
+    before = _cuts(lengths, counts, rates)
+    found, number, last = rows.copy(), BATCH, len(lengths)
+    while last:
+        first, together = before[last]
+        if together:
+            inside = np.flatnonzero((sizes >= lengths[first]) & (sizes <= lengths[last - 1]))
+            held = max(1, PLACES // int(lengths[last - 1]))
+            found[inside, 0] = number + np.arange(len(inside)) // held
+            number += -(-len(inside) // held)
+        last = first
+    return found
+
+
+def _cuts(lengths: np.ndarray, counts: np.ndarray, rates: Rates) -> list[tuple[int, bool]]:
+    """Return for each number of lengths, shortest first, where the last part of its cheapest plan begins.
+
+    With it stands whether that part is run together.
+    """
+    best, before = np.zeros(len(lengths) + 1), [(0, False)]
+    below = np.concatenate([[0], np.cumsum(counts)])
+    for last in range(1, len(lengths) + 1):
+        length = int(lengths[last - 1])
+        held = below[last] - below[:last]
+        batches = -(-held // max(1, PLACES // length))
+        together = best[:last] + batches * rates.batch + held * _item(length, rates)
+        apart = best[last - 1] + counts[last - 1] * _causal(length, rates)
+        first = int(together.argmin())
+        best[last] = min(together[first], apart)
+        before.append((first, True) if together[first] < apart else (last - 1, False))
+    return before
+
+
+def _item(size: Sizes, rates: Rates) -> Any:
+    """Price a causal block in a batch of blocks of a size."""
+    return rates.item + size * rates.moved + causal_pairs(size) * rates.pair
+
+
+def _masked_runs(rows: np.ndarray, rates: Rates) -> np.ndarray:
+    """Exchange runs of small chains and the rectangles among them for masked blocks, where that is cheaper.
+
+    Chains are put into runs of neighbors; the cheapest way is found by a dynamic programme over where runs
+    end. A run of one chain stays a causal block. A longer one is one masked block: rectangles inside it go,
+    and one whose keys lie in it and whose queries reach beyond it keeps those beyond.
+    """
     chains = rows[rows[:, 0] == CAUSAL]
     chains = chains[np.argsort(chains[:, 1], kind="stable")]
     dense = rows[rows[:, 0] == DENSE]
     if len(chains) < 2:
-        return table
+        return rows
     owner = np.searchsorted(chains[:, 3], dense[:, 3], side="right") - 1
     of_chain: list[list[tuple[int, int, int]]] = [[] for _ in range(len(chains))]
     for number, (_, a, b, x, y) in zip(owner.tolist(), dense.tolist(), strict=True):
         if number >= 0:
             of_chain[number].append((a, b, y - x))
     cuts = _cheapest(chains[:, 1].tolist(), chains[:, 2].tolist(), of_chain, rates)
-    found = _rewritten(chains, dense, owner, cuts)
-    return np.concatenate([found, np.zeros_like(table[len(found) :])])
+    return _rewritten(chains, dense, owner, cuts)
 
 
-def _causal(size: int, rates: Rates) -> float:
+def causal_pairs(size: Sizes) -> Any:
+    """Count the pairs that a kernel looks at in causal blocks of a size."""
+    return size * (size + np.minimum(size, TILE)) / 2
+
+
+def _causal(size: Sizes, rates: Rates) -> Any:
     """Price a causal block."""
-    return rates.block + size * (size + 1) / 2 * rates.pair
+    return rates.block + causal_pairs(size) * rates.pair
 
 
-def _masked(size: int, rates: Rates) -> float:
+def _masked(size: Sizes, rates: Rates) -> Any:
     """Price a masked block."""
     return rates.block + rates.masked + size * size * (rates.pair + rates.mask)
 

@@ -32,13 +32,22 @@ def test_rectangles_and_the_dense_mask_give_the_same_gradients(kind):
     assert zoo.gap(of_a_forest(kind, attention="mask")[1], of_a_forest(kind)[1]) <= 1e-12
 
 
-PRICES = [
-    spans.Price(launch=launch, head=0.0, pair=1.0, masked=1.0, mask=1.0, row=1.0)
-    for launch in (0.0, 1e3, 1e4, 1e6)
-]
+PRICES = {
+    "each block by itself": (0.0, 1.0, 1.0),
+    "some under masks": (1e4, 1.0, 1e9),
+    "all under one mask": (1e6, 1.0, 1e9),
+    "batches": (1e6, 1e12, 1.0),
+    "batches and masks": (1e3, 1.0, 0.0),
+}
+PRICES = {
+    name: spans.Price(
+        launch=launch, head=0.0, pair=1.0, masked=masked, mask=1.0, row=1.0, item=item, moved=0.0
+    )
+    for name, (launch, masked, item) in PRICES.items()
+}
 
 
-@pytest.mark.parametrize("price", PRICES, ids=lambda price: f"{price.launch:g}")
+@pytest.mark.parametrize("price", PRICES.values(), ids=PRICES)
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gpt_oss"])
 def test_what_blocks_cost_changes_no_gradient(kind, price):
     want = of_a_forest(kind)[1]
@@ -54,10 +63,13 @@ def test_small_blocks_are_run_together_where_they_are_dear(monkeypatch):
     monkeypatch.setattr(
         tree_attention.attention, "rectangles", lambda *a, **k: (seen.append(a[3]), plain(*a, **k))[1]
     )
-    for price in (PRICES[0], PRICES[-1]):
+    kinds = {}
+    for name, price in PRICES.items():
         of_a_forest("llama", price=price)
-    kinds = [sorted({row[0] for row in table.tolist() if row[1] < row[2]}) for table in (seen[0], seen[-1])]
-    assert kinds == [[spans.DENSE, spans.CAUSAL], [spans.MASKED]]
+        kinds[name] = {row[0] for row in seen[-1].tolist() if row[1] < row[2]}
+    assert kinds["each block by itself"] == {spans.DENSE, spans.CAUSAL}
+    assert kinds["all under one mask"] == {spans.MASKED}
+    assert kinds["batches"] == {spans.DENSE, spans.BATCH}
 
 
 def test_layers_with_sinks_run_on_blocks(monkeypatch):

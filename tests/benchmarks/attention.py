@@ -37,10 +37,17 @@ def agent(turns: int, seen: int, said: int, seed: int = 0) -> list[np.ndarray]:
     return rows
 
 
+def bush(num: int, length: int, letters: int, seed: int = 0) -> list[np.ndarray]:
+    """Return rows of so few letters that they branch everywhere."""
+    draw = np.random.default_rng(seed)
+    return [draw.integers(0, letters, length) for _ in range(num)]
+
+
 CASES = {
     "fan 1024 + 8 x 128": fan(1024, 8, 128),
     "agent 16 x (100 + 100)": agent(16, 100, 100),
     "fan 64 + 64 x 6": fan(64, 64, 6),
+    "100 rows of 12 out of 4 letters": bush(100, 12, 4),
     "48 rows of 16, nothing shared": fan(0, 48, 16),
 }
 
@@ -97,10 +104,13 @@ def contenders(rows: list[np.ndarray]) -> tuple[dict, int]:
     return named, nodes
 
 
-def blocks(rows: list[np.ndarray]) -> dict[str, int]:
-    """Count the blocks apart and as they run; where both are alike, their times differ by noise alone."""
-    tables = _tables(prefix_tree.build(rows))
-    return {name: int((table[:, 1] < table[:, 2]).sum()) for name, table in tables.items()}
+def calls(rows: list[np.ndarray]) -> dict[str, int]:
+    """Count the calls of blocks apart and as they run; where these are alike, times differ by noise alone."""
+    counts = {}
+    for name, table in _tables(prefix_tree.build(rows)).items():
+        kinds = table[table[:, 1] < table[:, 2], 0]
+        counts[name] = int((kinds < spans.BATCH).sum()) + len(kinds[kinds >= spans.BATCH].unique())
+    return counts
 
 
 def _tables(tree: prefix_tree.PrefixTree) -> dict[str, torch.Tensor]:
@@ -137,7 +147,7 @@ def main() -> None:
         figures = {
             "nodes": nodes,
             "rows": sum(map(len, rows)),
-            "blocks": blocks(rows),
+            "calls": calls(rows),
             "milliseconds": min(times["rectangles"]) * 1e3,
         }
         figures |= {

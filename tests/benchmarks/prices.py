@@ -1,12 +1,13 @@
 """What blocks of attention cost here: `python -m tests.benchmarks.prices [--json FILE]`.
 
-Forward and backward; the figures that a Device's `price` holds. They are fitted once and written down, not
-measured at start: a choice of blocks that hung on a clock would differ from run to run, and with it the last
-bits of the weights.
+Forward and backward on one thread (OMP_NUM_THREADS=1), by its own time: the figures that a Device's `price`
+holds. They are fitted once and written down, not measured at start: a choice of blocks that hung on a clock
+would differ from run to run, and with it the last bits of the weights.
 """
 
 import argparse
 import itertools
+import time
 
 import attrs
 import numpy as np
@@ -19,18 +20,19 @@ from tests.benchmarks import timing
 WIDTH, FEW, MANY = 64, 4, 20
 
 
-def seconds(table: list[tuple[int, ...]], nodes: int, heads: int, rounds: int = 5) -> float:
-    """Return the least time of one forward and backward over blocks."""
+def seconds(table: list[tuple[int, ...]], nodes: int, heads: int, rounds: int = 25) -> float:
+    """Return the least time of one forward and backward over blocks, of this thread alone."""
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, heads, nodes, WIDTH, requires_grad=True) for _ in range(3))
     depths, blocks = torch.arange(nodes), torch.tensor(table)
-
-    def run() -> None:
+    times = []
+    for _ in range(rounds):
+        start = time.thread_time()
         sizes = nodes - depths
         out = attention.rectangles(query, key, value, blocks, depths, depths, scale=0.1, sizes=sizes)
         torch.autograd.grad(out.sum(), (query, key, value))
-
-    return min(timing.by_turns({"one": run}, rounds=rounds)["one"])
+        times.append(time.thread_time() - start)
+    return min(times)
 
 
 def one_more(kind: int, size: int, heads: int) -> float:
@@ -59,13 +61,15 @@ def positive(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
 def fitted() -> tuple[spans.Price, list[dict]]:
     """Measure blocks of several kinds and sizes, and fit a price to relative errors, nothing below 0."""
     rows, found, table = [], [], []
-    kinds = (spans.DENSE, spans.CAUSAL, spans.MASKED)
+    kinds = (spans.DENSE, spans.CAUSAL, spans.MASKED, spans.BATCH)
     for kind, size, heads in itertools.product(kinds, (8, 16, 32, 64, 128), (2, 8)):
-        pairs = size * (size + 1) / 2 if kind == spans.CAUSAL else size * size
+        pairs = spans.causal_pairs(size) if kind in {spans.CAUSAL, spans.BATCH} else size * size
         numbers = heads * WIDTH
         merged = size * numbers if kind == spans.DENSE else 0
         masks = (1, pairs) if kind == spans.MASKED else (0, 0)
-        rows.append([1, heads, pairs * numbers, *masks, merged])
+        call = (0, 0) if kind == spans.BATCH else (1, heads)
+        item = (heads, size * numbers) if kind == spans.BATCH else (0, 0)
+        rows.append([*call, pairs * numbers, *masks, merged, *item])
         found.append(one_more(kind, size, heads))
         table.append({"kind": kind, "size": size, "heads": heads, "nanoseconds": found[-1]})
     fit = positive(np.array(rows) / np.array(found)[:, None], np.ones(len(found)))

@@ -4,6 +4,7 @@ That kernel runs on no machine of these tests. A stand-in with its signature and
 windows aligned at the last query and key) takes its place in float64, so what is around it is what is tested.
 """
 
+import attrs
 import hypothesis
 import numpy as np
 import pytest
@@ -14,7 +15,10 @@ from core import attention, blocks
 from core.plan import prefix_tree, spans
 from tests.core import test_attention as common
 
-CHEAP = spans.Rates(block=1000.0, pair=1.0, masked=0.0, mask=0.0, row=1.0)
+CHEAP = spans.Rates(
+    block=1000.0, pair=1.0, masked=0.0, mask=0.0, row=1.0, batch=1000.0, item=1000.0, moved=0.0
+)
+FREE = spans.Rates(block=0.0, pair=1.0, masked=0.0, mask=0.0, row=0.0, batch=0.0, item=1.0, moved=0.0)
 PRICES = st.builds(
     spans.Rates,
     block=st.sampled_from([0.0, 3.0, 30.0, 1000.0]),
@@ -22,6 +26,9 @@ PRICES = st.builds(
     masked=st.sampled_from([0.0, 5.0]),
     mask=st.sampled_from([0.0, 1.0]),
     row=st.sampled_from([0.0, 2.0]),
+    batch=st.sampled_from([0.0, 10.0]),
+    item=st.sampled_from([0.0, 1.0, 2000.0]),
+    moved=st.sampled_from([0.0, 1.0]),
 )
 
 
@@ -72,7 +79,7 @@ def covered(table, tree):
     for kind, a, b, x, y in table.tolist():
         if kind == spans.DENSE:
             seen[a:b, x:y] += 1
-        elif kind == spans.CAUSAL:
+        elif kind == spans.CAUSAL or kind >= spans.BATCH:
             seen[a:b, x:y] += np.tril(np.ones((b - a, b - a), np.int64))
         else:
             seen[a:b, x:y] += mask[a:b, x:y]
@@ -102,15 +109,21 @@ def test_the_choice_of_blocks_changes_nothing(rows, price, window):
 
 def cost(table, price):
     """What a table costs."""
-    total = 0.0
+    total, batches = 0.0, {}
     for kind, a, b, x, y in table.tolist():
         n, pairs = b - a, (b - a) * (y - x)
         if n and kind == spans.DENSE:
             total += price.block + pairs * price.pair + n * price.row
         elif n and kind == spans.CAUSAL:
-            total += price.block + n * (n + 1) / 2 * price.pair
-        elif n:
+            total += price.block + n * (n + min(n, 32)) / 2 * price.pair
+        elif n and kind == spans.MASKED:
             total += price.block + price.masked + pairs * (price.pair + price.mask)
+        elif n:
+            batches.setdefault(kind, []).append(n)
+    for held in batches.values():
+        n = max(held)
+        item = price.item + n * price.moved + n * (n + min(n, 32)) / 2 * price.pair
+        total += price.batch + len(held) * item
     return total
 
 
@@ -119,7 +132,9 @@ def cost(table, price):
 def test_a_fused_table_costs_no_more_than_blocks_apart_and_than_the_dense_mask(rows, price):
     tree = common.forest(rows)
     table = common.blocks(tree).numpy()
-    found = cost(spans.fused(table, price), price)
+    fused = spans.fused(table, price)
+    found = cost(fused, price)
+    assert np.isclose(found, spans.cost(fused, price), rtol=1e-12)
     nodes = len(tree.tokens)
     assert found <= cost(table, price) + 1e-9
     whole = np.array([[spans.MASKED, 0, nodes, 0, nodes]])
@@ -132,18 +147,40 @@ def test_dear_blocks_are_run_as_one_mask_and_cheap_ones_apart():
     table = common.blocks(tree).numpy()
     one = spans.fused(table, CHEAP)
     assert one[one[:, 1] < one[:, 2]].tolist() == [[spans.MASKED, 0, len(tree.tokens), 0, len(tree.tokens)]]
-    apart = spans.fused(table, spans.Rates(block=0.0, pair=1.0, masked=0.0, mask=0.0, row=0.0))
-    assert (apart[:, 0] != spans.MASKED).all()
+    apart = spans.fused(table, FREE)
+    assert (apart[:, 0] <= spans.CAUSAL).all()
 
 
 def test_rows_that_share_nothing_are_run_together_by_their_size():
     rows = [np.arange(100 * i, 100 * i + n) for i, n in enumerate([4, 4, 4, 90, 4, 4])]
     tree = prefix_tree.build(rows, share=False)
-    found = spans.fused(
-        common.blocks(tree).numpy(), spans.Rates(block=100.0, pair=1.0, masked=0.0, mask=0.0, row=0.0)
-    )
+    dear = attrs.evolve(FREE, block=100.0, batch=100.0, item=100.0)
+    found = spans.fused(common.blocks(tree).numpy(), dear)
     kept = found[found[:, 1] < found[:, 2]]
     assert kept[:, :3].tolist() == [[spans.MASKED, 0, 12], [spans.CAUSAL, 12, 102], [spans.MASKED, 102, 110]]
+
+
+def test_blocks_of_like_lengths_are_one_call_each_length_filled_up():
+    rows = [np.arange(100 * i, 100 * i + n) for i, n in enumerate([5, 60, 6, 7, 61, 5])]
+    tree = prefix_tree.build(rows, share=False)
+    rates = attrs.evolve(FREE, block=900.0, masked=9e9, batch=100.0, item=0.0)
+    found = spans.fused(common.blocks(tree).numpy(), rates)
+    kept = found[found[:, 1] < found[:, 2]]
+    by_start = {start: kind for kind, start, *_ in kept.tolist()}
+    first, second = by_start[0], by_start[5]
+    assert first >= spans.BATCH
+    assert second >= spans.BATCH
+    assert first != second
+    assert [by_start[n] for n in (0, 5, 65, 71, 78, 139)] == [first, second, first, first, second, first]
+
+
+def test_a_batch_holds_no_more_places_than_its_bound():
+    rows = [np.arange(100 * i, 100 * i + 50) for i in range(200)]
+    table = common.blocks(prefix_tree.build(rows, share=False)).numpy()
+    found = spans.fused(table, attrs.evolve(FREE, block=9e6, masked=9e9, batch=100.0, item=0.0))
+    _, counts = np.unique(found[:, 0], return_counts=True)
+    assert (found[:, 0] >= spans.BATCH).all()
+    assert counts.max() == spans.PLACES // 50
 
 
 def test_a_masked_block_without_the_sizes_of_subtrees_is_an_error():
