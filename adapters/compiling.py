@@ -82,7 +82,7 @@ class Decoder:
         self._counts_backwards = backend != "inductor"
         # Recompilations are counted apart: the limit is this model's own.
         asked: dict[str, Any] = {"dynamic": not static, "fullgraph": True, "isolate_recompiles": True}
-        self._compiled = torch.compile(decode, backend=_counted(backend, self.counts), **asked)
+        self._compiled = torch.compile(decode, backend=counted(backend, self.counts), **asked)
 
     def __call__(self, each: pack.Pack) -> Float[Tensor, "edges hidden"]:
         """Return the hidden states that the edges lead from.
@@ -146,8 +146,13 @@ class Decoder:
             yield
 
 
-def _counted(backend: str, counts: Counts) -> Callable[..., Any]:
-    """Return a backend that counts forwards; of Inductor the backwards too, which others compile unseen."""
+def counted(backend: Any, counts: Counts) -> Callable[..., Any]:
+    """Return a backend that counts forwards; of Inductor the backwards too, which others compile unseen.
+
+    Args:
+        backend: of torch.compile, by its name or itself.
+        counts: are added to.
+    """
     if backend != "inductor":
         found = torch._dynamo.lookup_backend(backend)
 
@@ -169,6 +174,11 @@ def _counted(backend: str, counts: Counts) -> Callable[..., Any]:
         return compile_fx.compile_fx_inner(graph, examples, **options)
 
     def both(graph: Any, examples: Any, **options: Any) -> Any:
-        return compile_fx.compile_fx(graph, examples, inner_compile=inner, **options)
+        before = attrs.evolve(counts)
+        made = compile_fx.compile_fx(graph, examples, inner_compile=inner, **options)
+        if counts == before:  # an earlier process had compiled it: it was loaded, both directions at once
+            counts.forward += 1
+            counts.backward += any(isinstance(e, Tensor) and e.requires_grad for e in examples)
+        return made
 
     return both

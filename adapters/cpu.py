@@ -50,7 +50,6 @@ DEVICE = ports.Device(
     dtypes=(torch.float32, torch.bfloat16, torch.float64),
     dtype=torch.float32,
     attention=("rectangles", "mask"),
-    padded_attention=("causal", "mask"),
     compile={"dynamic": False},
     generation={"static": False},
     start_method=None,

@@ -86,7 +86,6 @@ DEVICE = ports.Device(
     dtypes=(torch.bfloat16, torch.float32, torch.float64),
     dtype=torch.bfloat16,
     attention=("flex", "flash", "mask"),
-    padded_attention=("causal", "mask"),
     compile={"dynamic": False},
     generation={"static": False},
     start_method="spawn",

@@ -197,7 +197,7 @@ def bind(
     for part in model.chunked:
         part.size = feed_forward_chunk
     if gradient_checkpointing:
-        _recompute_layers(module)
+        _recompute_layers(module, dropout=dropout)
     if dropout:
         module.train()
     _prove_draws(model, params, dropout=dropout)
@@ -316,8 +316,11 @@ def _two_branches(module: transformers.PreTrainedModel) -> list[sample.Sample]:
     return [sample.Sample(tokens=s, trained=np.arange(len(s)) > 0) for s in sequences]
 
 
-def _recompute_layers(module: transformers.PreTrainedModel) -> None:
-    """Let each layer, and no more of the module, know that it trains: recomputation hangs on that."""
+def _recompute_layers(module: transformers.PreTrainedModel, *, dropout: bool) -> None:
+    """Let each layer, and no more of the module, know that it trains: recomputation hangs on that.
+
+    Layers that drop out by a rate of their own, rather than by a module, are told not to where nobody asked.
+    """
     layers = recompute.layers(module)
     if not module.supports_gradient_checkpointing or not layers:
         raise ValueError(
@@ -326,6 +329,9 @@ def _recompute_layers(module: transformers.PreTrainedModel) -> None:
     module._set_gradient_checkpointing(True)
     for layer in layers:
         layer.training = True
+        rates = [n for n, value in vars(layer).items() if "dropout" in n and isinstance(value, float)]
+        for name in rates if not dropout else ():
+            setattr(layer, name, 0.0)
 
 
 def _prove_draws(

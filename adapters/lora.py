@@ -205,7 +205,9 @@ def resolve(
             f"lora_target_modules: {odd[0]} is a {type(paths[odd[0]]).__name__}, and only linear layers get "
             "an adapter; lora_modules_to_save trains a module whole."
         )
-    twice = sorted(found & {path for path in linear if _below(path, whole)})
+    held = set(linear if _tied_whole(module, paths, whole) else ())
+    held = {path for path in held if id(paths[path]) in heads}
+    twice = sorted(found & {path for path in linear if _below(path, whole) or path in held})
     if twice:
         raise ValueError(
             f"lora_modules_to_save trains {twice[0]} whole, and lora_target_modules gives it an adapter; "
@@ -216,13 +218,26 @@ def resolve(
     return tuple(path for path in linear if path in found), whole
 
 
+def _tied_whole(
+    module: transformers.PreTrainedModel, paths: Mapping[str, torch.nn.Module], whole: tuple[str, ...]
+) -> bool:
+    """Say whether an embedding that is the output head's weight too is trained whole."""
+    words = next((path for path, part in paths.items() if part is module.get_input_embeddings()), "")
+    return bool(module.config.get_text_config().tie_word_embeddings) and _below(words, whole)
+
+
 def is_base(model: transformers_lm.TransformersLM, params: Mapping[str, Tensor]) -> bool:
     """Say whether a model with these parameters is its base: B is 0, and what is whole the base's."""
     adapter = model.adapter
     assert adapter is not None, "there is no adapter"
-    ups = [params[leaf] for leaf in adapter.leaves if leaf.endswith(f"{UP}.weight")]
+    ups = [params[leaf] for leaf in adapter.leaves if is_up(leaf)]
     same = all(torch.equal(params[leaf], model.frozen[leaf]) for leaf in adapter.whole_leaves)
     return same and not any(bool(up.any()) for up in ups)
+
+
+def is_up(leaf: str) -> bool:
+    """Say whether a parameter is a B, without which an adapter does nothing."""
+    return leaf.endswith(f".{UP}.weight")
 
 
 def num_trained(module: transformers.PreTrainedModel, settings: Settings) -> int:

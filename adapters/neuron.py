@@ -174,13 +174,12 @@ DEVICE = ports.Device(
     name="neuron",
     type="neuron",
     static_shapes=True,
-    # From 512 on the fast attention kernel wants multiples of it.
+    # From 512 on multiples of it: what kernels of attention that work in tiles of that size ask for.
     multiple=(128, 512),
     # 64-bit types narrow to 32 in silence, so float64 is not among them.
     dtypes=(torch.bfloat16, torch.float32),
     dtype=torch.bfloat16,
     attention=("mask",),
-    padded_attention=("causal", "mask"),
     compile={"backend": "neuron", "dynamic": False},
     generation={"static": True, "chunk": 128, "on_host": True},
     start_method="spawn",

@@ -1,11 +1,13 @@
 """Activations that wait for the backward in host memory."""
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 SMALLEST = 1 << 16
 """Bytes below which a tensor stays: moving it would take longer than its memory is worth."""
@@ -31,18 +33,46 @@ def ways(
 ) -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
     """Return how a tensor leaves and how it comes back; Args as of `to_host`; unmoved, it stays."""
     own = {p.untyped_storage().data_ptr() for p in params.values()}
-    return (lambda saved: _leave(saved, own) if moved else saved.detach()), _come_back
+    copies = Copies()
+    return (lambda saved: _leave(saved, own, copies) if moved else saved.detach()), _come_back
 
 
-def _leave(saved: Tensor, own: set[int]) -> Any:
+class Copies:
+    """What has been copied: several operations save one tensor, and one copy serves them all."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._made: dict[tuple[Any, ...], tuple[StorageWeakRef, weakref.ref[Tensor]]] = {}
+
+    def of(self, saved: Tensor) -> Tensor:
+        """Return the copy of a tensor on the host."""
+        storage = saved.untyped_storage()
+        place = (
+            storage._cdata,
+            saved.dtype,
+            saved.storage_offset(),
+            saved.shape,
+            saved.stride(),
+            saved._version,
+        )
+        held, found = self._made.get(place, (None, None))
+        # Without a living storage the address may be another tensor's by now.
+        host = None if held is None or held.expired() or found is None else found()
+        if host is None:
+            pinned = saved.device.type == "cuda"
+            host = torch.empty(saved.shape, dtype=saved.dtype, pin_memory=pinned)
+            host.copy_(saved, non_blocking=pinned)
+            self._made[place] = StorageWeakRef(storage), weakref.ref(host)
+        return host
+
+
+def _leave(saved: Tensor, own: set[int], copies: Copies) -> Any:
     """Return a copy on the host and where it came from, or the tensor itself."""
     stays = saved.device.type == "cpu" or saved.nbytes < SMALLEST
     if stays or saved.untyped_storage().data_ptr() in own:
         # Detached: an output that is saved by its own node would otherwise hold itself.
         return saved.detach()
-    pinned = saved.device.type == "cuda"
-    host = torch.empty(saved.shape, dtype=saved.dtype, pin_memory=pinned)
-    return saved.device, host.copy_(saved, non_blocking=pinned)
+    return saved.device, copies.of(saved)
 
 
 def _come_back(left: Any) -> Tensor:

@@ -63,8 +63,11 @@ def pull_back(
         pulled = {name: _sent(part, slope[start:stop], ran[name]) for name, slope in wanted.items()}
         start = stop
         outputs = [ran[name] for name in pulled]
-        found = torch.autograd.grad(outputs, list(leaves.values()), list(pulled.values()), allow_unused=True)
-        for name, grad in zip(leaves, found, strict=True):
+        found = list(
+            torch.autograd.grad(outputs, list(leaves.values()), list(pulled.values()), allow_unused=True)
+        )
+        for name in reversed(list(leaves)):
+            grad = found.pop()  # each is let go of as soon as it is added
             if grad is not None:
                 grads[name] = grad if name not in grads else grads[name] + grad.to(_wide(grad))
     return (

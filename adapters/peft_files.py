@@ -13,13 +13,10 @@ import torch
 from torch import Tensor
 from transformers import pytorch_utils
 
-from adapters import lora
+from adapters import lora, peft_format
 
 if TYPE_CHECKING:
     from adapters import transformers_lm
-
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-PREFIX = "base_model.model."
 
 
 def write(
@@ -37,11 +34,13 @@ def write(
     place = pathlib.Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     # Of a tied weight every place is written: PEFT gives each its own module.
-    tensors = {f"{PREFIX}{path}": params[leaf].contiguous().cpu() for path, leaf in _places(model)}
+    tensors = {
+        f"{peft_format.PREFIX}{path}": params[leaf].contiguous().cpu() for path, leaf in _places(model)
+    }
     apart = {path: tensor.clone() for path, tensor in tensors.items()}
-    safetensors.torch.save_file(apart, place / WEIGHTS, metadata={"format": "pt"})
+    safetensors.torch.save_file(apart, place / peft_format.WEIGHTS, metadata={"format": "pt"})
     text = json.dumps(_config(model, model.adapter, base), indent=2, sort_keys=True)
-    (place / CONFIG).write_text(f"{text}\n")
+    (place / peft_format.CONFIG).write_text(f"{text}\n")
 
 
 def read(
@@ -55,23 +54,31 @@ def read(
         folder: in PEFT's format.
 
     Raises:
-        ValueError: the folder holds other tensors than the model has room for.
+        ValueError: the folder holds another kind of adapter, or other tensors than the model has room for.
     """
-    stored = safetensors.torch.load_file(pathlib.Path(folder) / WEIGHTS)
-    wanted = {f"{PREFIX}{path}": leaf for path, leaf in _places(model)}
+    told = json.loads((pathlib.Path(folder) / peft_format.CONFIG).read_text())
+    other = peft_format.odd(told)
+    if other is not None:
+        raise ValueError(f"its adapter has {other}; plain LoRA is what is here.")
+    stored = safetensors.torch.load_file(pathlib.Path(folder) / peft_format.WEIGHTS)
+    wanted = {f"{peft_format.PREFIX}{path}": leaf for path, leaf in _places(model)}
     odd = sorted(stored.keys() ^ wanted.keys())
     odd = odd or [path for path, leaf in wanted.items() if stored[path].shape != params[leaf].shape]
     if odd:
-        raise ValueError(f"its adapter is not one of this model: {odd[0].removeprefix(PREFIX)} differs.")
+        raise ValueError(
+            f"its adapter is not one of this model: {odd[0].removeprefix(peft_format.PREFIX)} differs."
+        )
     assert model.adapter is not None, "there is no adapter"
-    told, own = json.loads((pathlib.Path(folder) / CONFIG).read_text()), _config(model, model.adapter, "")
+    own = _config(model, model.adapter, "")
     for name in ("lora_alpha", "use_rslora"):
         if told.get(name, own[name]) != own[name]:
             raise ValueError(f"its adapter has {name} {told[name]}, and this model's has {own[name]}.")
     found: dict[str, Tensor] = {}
     for path, leaf in wanted.items():
         if leaf in found and not torch.equal(found[leaf], stored[path]):
-            raise ValueError(f"{path.removeprefix(PREFIX)} is tied in this model, and its adapter unties it.")
+            raise ValueError(
+                f"{path.removeprefix(peft_format.PREFIX)} is tied in this model, and its adapter unties it."
+            )
         found[leaf] = stored[path]
     return {n: found[n].to(device=p.device, dtype=p.dtype) for n, p in params.items()}
 

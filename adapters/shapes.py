@@ -32,6 +32,7 @@ def shape(
         vocab=text.vocab_size,
         parameters=sum(p.numel() for p in module.parameters()),
         gated=any("gate" in name for name in names),
+        tied=module.get_output_embeddings().weight is module.get_input_embeddings().weight,
         element_bytes=dtype.itemsize,
     )
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch._dynamo import exc
 from torch._subclasses import fake_tensor
 
-from adapters import cache, transformers_lm, tree_attention
+from adapters import cache, compiling, transformers_lm, tree_attention
 from core import attention, ports
 
 Held = Mapping[int, tree_attention.KeysValues]
@@ -38,6 +38,7 @@ class Shapes:
         chunk: tokens of a prompt in one forward.
         on_host: draw on the host, for devices without float64, which draws need.
         compiled: makes a graph of a function; None: each operation runs by itself.
+        counts: graphs that were made, where `compiled` counts them there.
         prefill, decode: the two functions, as `compiled` made them.
     """
 
@@ -46,6 +47,7 @@ class Shapes:
     chunk: int = 128
     on_host: bool = False
     compiled: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+    counts: compiling.Counts = attrs.field(factory=compiling.Counts)
     prefill: Callable[..., None] = attrs.field(
         init=False, default=attrs.Factory(lambda self: self._made(_prefill), takes_self=True)
     )
@@ -79,12 +81,17 @@ class Shapes:
         return function if self.compiled is None else self.compiled(function)
 
 
-def one_graph(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def one_graph(
+    counts: compiling.Counts | None = None, **options: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return what makes one graph of a function, and lets a second be an error.
 
     Args:
+        counts: graphs are counted there; None: nowhere.
         options: of torch.compile, as a Device has them.
     """
+    if counts is not None:
+        options["backend"] = compiling.counted(options.get("backend", "inductor"), counts)
     return functools.partial(
         torch.compile, fullgraph=True, isolate_recompiles=True, recompile_limit=1, **options
     )
@@ -167,13 +174,13 @@ class Steps:
         try:
             return function(self._model, self._held, *inputs)
         except exc.FailOnRecompileLimitHit as problem:
-            raise ValueError(
+            raise compiling.Unplanned(
                 f"drawing from a {kind} model asked for a third graph, and two are planned: the parameters "
                 "are of another kind than before. Take an engine of its own for them."
             ) from problem
         except exc.TorchDynamoException as problem:
             told = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
-            raise ValueError(
+            raise compiling.Unplanned(
                 f"drawing from a {kind} model cannot be compiled: {told}; draw without compile."
             ) from problem
 

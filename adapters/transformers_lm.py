@@ -150,6 +150,7 @@ class TransformersLM:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.swap(params))
             stack.enter_context(self._precise(params))
+            stack.callback(self._forget)
             if self.offloaded or self.sharding is not None:
                 stack.enter_context(self._saving({**self.frozen, **params}))
             if self.compiled is not None:
@@ -162,6 +163,13 @@ class TransformersLM:
                 stack.enter_context(torch.random.fork_rng(devices))
                 torch.manual_seed(key)
             yield
+
+    def _forget(self) -> None:
+        """Let go of the parameters, which what runs again in the backward has held until here."""
+        for part in self.chunked:
+            part.recompute = checkpoint.noop_context_fn
+        if self.module.is_activation_checkpointing:
+            self.module._set_gradient_checkpointing(True)
 
     @contextlib.contextmanager
     def _still(self) -> Iterator[None]:

@@ -98,7 +98,7 @@ def rectangles(
     sizes: Int[Tensor, " keys"] | None = None,
     sinks: Float[Tensor, " heads"] | None = None,
 ) -> Float[Tensor, "batch heads queries width"]:
-    """Attend block by block on kernels that return and take the log-sum-exp; nothing is gathered.
+    """Attend block by block on kernels that return and take the log-sum-exp; only batches are gathered.
 
     It is one operator over an integer table, so one compiled graph serves every forest of a size. Where the
     tensors are decides the kernel: the CPU's own, or the flash kernel of CUDA and ROCm, which takes one
@@ -107,8 +107,9 @@ def rectangles(
     Args:
         query, key, value: heads of queries are a multiple of those of keys.
         table: (kind, query start, stop, key start, stop) on the host. Kind 1 is causal and 2 masked: a run of
-            nodes that are queries and keys, each of which sees its ancestors. They come first and cover every
-            query once; kind 0 is dense. Rows of no queries are padding. The CPU alone runs masked blocks.
+            nodes that are queries and keys, each of which sees its ancestors. Kinds from 3 on are causal too:
+            those of one kind are one call. All these come first and cover every query once; kind 0 is dense.
+            Rows of no queries are padding. The CPU alone runs masked blocks and batches.
         query_depths, key_depths: positions in the sequences, on the host; read only under a window.
         scale: factor of the products.
         window: how many tokens back a query sees, itself among them; 0: all.

@@ -256,27 +256,13 @@ def _backward(
     pull: Callable[[Tensor, slice], Tensor],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of hidden states, weight and bias; `pull` gives that of a tile of logits."""
-    wide = torch.promote_types(hidden.dtype, torch.float32)
-    d_hidden = torch.empty_like(hidden) if wanted[0] else None
-    d_weight = torch.zeros_like(weight, dtype=wide) if wanted[1] else None
-    d_bias = torch.zeros_like(bias, dtype=wide) if bias is not None and wanted[2] else None
+    sums = head.zeros(hidden, weight, bias, wanted)
     for start in range(0, len(hidden), rows):
         tile = slice(start, start + rows)
         z = head.logits(hidden[tile], weight, bias, shape)
         bend = head.slope(z, shape)
-        dz = pull(z, tile) if bend is None else pull(z, tile) * bend
-        narrow = dz.to(hidden.dtype)
-        if d_hidden is not None:
-            d_hidden[tile] = narrow @ weight
-        if d_weight is not None:
-            d_weight += narrow.T @ hidden[tile]
-        if d_bias is not None:
-            d_bias += dz.sum(0)
-    return (
-        d_hidden,
-        None if d_weight is None else d_weight.to(weight.dtype),
-        None if d_bias is None or bias is None else d_bias.to(bias.dtype),
-    )
+        head.add(sums, tile, pull(z, tile), bend, hidden, weight)
+    return head.narrowed(sums, weight, bias)
 
 
 def _logprobs(z: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ is ever made. The kernel runs compiled on CUDA and ROCm; elsewhere PyTorch's own
 which holds all scores and is for comparison.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,26 +21,30 @@ MOST_KINDS = 256
 # A key of padding: behind every query, and nobody's ancestor.
 NOBODY = 2**31 - 1
 
-_compiled = torch.compile(flex_attention.flex_attention, dynamic=True)
-
 
 def compiled(*args: Any, **kwargs: Any) -> Any:
     """Run FlexAttention compiled: one kernel for every forest of a kind."""
-    return _run(_compiled, *args, **kwargs)
+    return _run(_kernel, *args, **kwargs)
 
 
 def plain(*args: Any, **kwargs: Any) -> Any:
     """Run PyTorch's plain form of FlexAttention."""
-    return _run(flex_attention.flex_attention, *args, **kwargs)
+    return _run(lambda: flex_attention.flex_attention, *args, **kwargs)
 
 
-def _run(kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a kernel; inside of a graph it is a part of that."""
+@functools.cache
+def _kernel() -> Callable[..., Any]:
+    """Return FlexAttention under the compiler, which takes a second to load: only where it is asked for."""
+    return torch.compile(flex_attention.flex_attention, dynamic=True)
+
+
+def _run(kernel: Callable[[], Callable[..., Any]], *args: Any, **kwargs: Any) -> Any:
+    """Make a kernel and call it; inside of a graph it is a part of that."""
     if torch.compiler.is_compiling():
         return flex_attention.flex_attention(*args, **kwargs)
     # Scale and cap are a model's own; as symbols they would stop the tracing of the kernel.
     with torch._dynamo.config.patch(recompile_limit=MOST_KINDS, specialize_float=True):
-        return kernel(*args, **kwargs)
+        return kernel()(*args, **kwargs)
 
 
 def block_mask(

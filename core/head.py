@@ -67,6 +67,7 @@ def score(
     names = ("logprobs", *(n for n in FIELDS[1:] if n in needs))
     wide = torch.promote_types(hidden.dtype, torch.float32)
     rows = max(1, tile_bytes // (weight.shape[0] * wide.itemsize))
+    slopes = None if slopes is None else slopes.to(wide)
     outputs = _Score.apply(hidden, weight, bias, targets, slopes, shape, names, rows)
     return dict(zip(names, outputs, strict=True))
 
@@ -89,7 +90,7 @@ class _Score(torch.autograd.Function):
         wide = torch.promote_types(hidden.dtype, torch.float32)
         outputs = {n: torch.empty(len(targets), dtype=wide, device=hidden.device) for n in ("lse", *names)}
         known = slopes is not None and any(ctx.needs_input_grad[:3])
-        sums = _zeros(hidden, weight, bias, ctx.needs_input_grad) if known else None
+        sums = zeros(hidden, weight, bias, ctx.needs_input_grad) if known else None
         for start in range(0, len(targets), rows):
             tile = slice(start, start + rows)
             z = logits(hidden[tile], weight, bias, shape)
@@ -98,7 +99,7 @@ class _Score(torch.autograd.Function):
             if sums is not None and slopes is not None:
                 bend, given = slope(z, shape), {"logprobs": slopes[tile]}
                 dz = _pull(z, targets[tile], outputs["lse"][tile], given, {})
-                _add(sums, tile, dz, bend, hidden, weight)
+                add(sums, tile, dz, bend, hidden, weight)
                 del dz
             del z  # before the next tile is made: two at once are the most that is held
         ctx.save_for_backward(hidden, weight, bias, targets, *(outputs[n] for n in ("lse", *names)))
@@ -115,26 +116,38 @@ class _Score(torch.autograd.Function):
         shape, names, rows = ctx.plan
         grads = {n: g for n, g in zip(names, gradients, strict=True) if g is not None}
         slopes, sums = ctx.ready
+        ctx.ready = (slopes, None)  # a sum in float32 would live on through the backward of all layers
         if sums is not None and list(grads) == ["logprobs"] and torch.equal(grads["logprobs"], slopes):
-            return (*_narrow(sums, weight, bias), *(None,) * 5)
+            return (*narrowed(sums, weight, bias), *(None,) * 5)
         grads.setdefault("logprobs", torch.zeros_like(lse))
         known = dict(zip(names, values, strict=True))
-        sums = _zeros(hidden, weight, bias, ctx.needs_input_grad)
+        sums = zeros(hidden, weight, bias, ctx.needs_input_grad)
         for start in range(0, len(targets), rows):
             tile = slice(start, start + rows)
             z = logits(hidden[tile], weight, bias, shape)
             bend = slope(z, shape)
             dz = _pull(z, targets[tile], lse[tile], _cut(grads, tile), _cut(known, tile))
-            _add(sums, tile, dz, bend, hidden, weight)
+            add(sums, tile, dz, bend, hidden, weight)
             del z, dz
-        return (*_narrow(sums, weight, bias), *(None,) * 5)
+        return (*narrowed(sums, weight, bias), *(None,) * 5)
 
 
 Sums = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""Gradients by hidden states, weight and bias; None: nobody asks."""
 
 
-def _zeros(hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: Sequence[bool]) -> Sums:
-    """Make room for the gradients by hidden states, weight and bias: the sums in float32 or better."""
+def zeros(
+    hidden: Float[Tensor, "edges hidden"],
+    weight: Float[Tensor, "vocab hidden"],
+    bias: Float[Tensor, " vocab"] | None,
+    wanted: Sequence[bool],
+) -> Sums:
+    """Make room for the gradients; those of weight and bias are summed in float32 or better.
+
+    Args:
+        hidden, weight, bias: of the head.
+        wanted: whose gradients are asked for, in this order.
+    """
     wide = torch.promote_types(hidden.dtype, torch.float32)
     return (
         torch.empty_like(hidden) if wanted[0] else None,
@@ -143,23 +156,37 @@ def _zeros(hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: Sequence
     )
 
 
-def _add(
-    sums: Sums, tile: slice, dz: Tensor, bend: Tensor | float | None, hidden: Tensor, weight: Tensor
+def add(
+    sums: Sums,
+    tile: slice,
+    dz: Float[Tensor, "tile vocab"],
+    bend: Float[Tensor, "tile vocab"] | float | None,
+    hidden: Float[Tensor, "edges hidden"],
+    weight: Float[Tensor, "vocab hidden"],
 ) -> None:
-    """Add what one tile of gradients by logits gives."""
+    """Add what one tile of gradients by logits gives; products run in the dtype of the hidden states.
+
+    Args:
+        sums: of `zeros`.
+        tile: its edges.
+        dz: the gradient by logits; its memory may be overwritten.
+        bend: `slope` there.
+        hidden, weight: of the head, whole.
+    """
     by_hidden, by_weight, by_bias = sums
-    dz = (dz if bend is None else dz * bend).to(hidden.dtype)
+    dz = dz if bend is None else dz.mul_(bend)
+    if by_bias is not None:
+        by_bias += dz.sum(0)
+    dz = dz.to(hidden.dtype)
     if by_hidden is not None:
         torch.mm(dz, weight, out=by_hidden[tile])
     if by_weight is not None and by_weight.dtype == dz.dtype:
         by_weight.addmm_(dz.T, hidden[tile])
     elif by_weight is not None:
         by_weight += dz.T @ hidden[tile]
-    if by_bias is not None:
-        by_bias += dz.sum(0, dtype=by_bias.dtype)
 
 
-def _narrow(sums: Sums, weight: Tensor, bias: Tensor | None) -> Sums:
+def narrowed(sums: Sums, weight: Float[Tensor, "vocab hidden"], bias: Float[Tensor, " vocab"] | None) -> Sums:
     """Return the gradients in the dtypes of what they belong to."""
     by_hidden, by_weight, by_bias = sums
     return (

@@ -130,6 +130,9 @@ def adamw(
         weight_decay: fraction of a parameter that is taken off at learning rate 1.
         max_norm, norm: see `clip_by_global_norm`; 0: no clipping.
     """
+    for name, value in (("beta1", beta1), ("beta2", beta2)):
+        if not 0.0 <= value < 1.0:
+            raise ValueError(f"adamw: {name} is {value}; a number from 0 up to but not 1 is wanted.")
 
     def update(
         grads: Params, state: Moments, params: Params, *, rate: float, donate: bool = False
@@ -227,6 +230,12 @@ def with_masters(rule: Optimizer) -> Optimizer:
 
 def _moments(params: Params) -> Moments:
     """Return the moments before the first update."""
+    narrow = next((n for n, p in params.items() if _wide_type(p) != p.dtype), None)
+    if narrow is not None:
+        raise ValueError(
+            f"adamw: {narrow} is {params[narrow].dtype}, in which most updates round to nothing; wrap the "
+            "optimizer in with_masters."
+        )
 
     def zeros() -> dict[str, Tensor]:
         return {n: torch.zeros_like(p, memory_format=torch.preserve_format) for n, p in params.items()}

@@ -78,10 +78,10 @@ def add(whole: Tensor, place: Place, part: Tensor) -> None:
     if isinstance(place, slice):
         whole[:, :, place] += part
     else:
-        whole.index_add_(2, place.own, _laid(whole, place, part).to(whole.dtype))
+        whole.index_add_(2, place.own, _laid(whole, place, part))
 
 
 def _laid(whole: Tensor, place: Runs, part: Tensor) -> Tensor:
-    """Lay a batch out as its nodes."""
-    flat = part.unflatten(0, (len(whole), -1)).transpose(1, 2).flatten(2, 3)
+    """Lay a batch out as its nodes, in the dtype of the whole: kernels give back that of the heads."""
+    flat = part.to(whole.dtype).unflatten(0, (len(whole), -1)).transpose(1, 2).flatten(2, 3)
     return flat if place.real is None else flat.index_select(2, place.real)

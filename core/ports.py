@@ -53,7 +53,6 @@ class Device:
         dtype: what parameters are when nobody says.
         attention: the kinds of attention over trees that it can run, the preferred one first.
         price: what blocks of attention cost, so that small ones are run together; None: each runs by itself.
-        padded_attention: the same over rows without forks, padded at their end; `causal` passes no mask.
         compile: arguments of `torch.compile`.
         generation: how completions are drawn: `static` (in shapes that never change), and with it `chunk`
             (tokens of a prompt in one forward) and `on_host` (draw on the host).
@@ -73,7 +72,6 @@ class Device:
     dtypes: tuple[torch.dtype, ...]
     dtype: torch.dtype
     attention: tuple[str, ...]
-    padded_attention: tuple[str, ...]
     compile: Mapping[str, Any]
     generation: Mapping[str, Any]
     start_method: str | None

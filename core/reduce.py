@@ -18,6 +18,21 @@ from torch import Tensor
 from core import pack
 
 
+def _rows(values: Tensor, batch: pack.Batch) -> Tensor:
+    """Return values, of which there must be one a row."""
+    return _one_each(values, len(batch.terms.sample), "trained token")
+
+
+def _one_each(values: Tensor, num: int, what: str) -> Tensor:
+    """Return values, of which so many are wanted; another axis would broadcast, or be summed as it is."""
+    if values.shape != (num,):
+        raise ValueError(
+            f"a loss returned values of shape {tuple(values.shape)}; its reduction wants one a {what}, "
+            f"({num},)."
+        )
+    return values
+
+
 def token_mean(values: Float[Tensor, " terms"], batch: pack.Batch) -> Float[Tensor, ""]:
     """Divide the sum over trained tokens by the trained tokens of the whole step.
 
@@ -25,7 +40,7 @@ def token_mean(values: Float[Tensor, " terms"], batch: pack.Batch) -> Float[Tens
 
     One token of 4 and nine of 1 give 1.3, in one batch, two micro-batches or on two ranks.
     """
-    return (values / batch.totals.terms).sum()
+    return (_rows(values, batch) / batch.totals.terms).sum()
 
 
 def sequence_mean(values: Float[Tensor, " terms"], batch: pack.Batch) -> Float[Tensor, ""]:
@@ -33,7 +48,7 @@ def sequence_mean(values: Float[Tensor, " terms"], batch: pack.Batch) -> Float[T
 
     L = sum_i (1 / n_i) sum_t l_it / samples
     """
-    return (values / (batch.num_terms * batch.totals.samples)).sum()
+    return (_rows(values, batch) / (batch.num_terms * batch.totals.samples)).sum()
 
 
 def sequence_sum(values: Float[Tensor, " terms"], batch: pack.Batch) -> Float[Tensor, ""]:
@@ -44,7 +59,7 @@ def sequence_sum(values: Float[Tensor, " terms"], batch: pack.Batch) -> Float[Te
     Liu et al. 2026, LUSPO (arXiv:2602.05261): of a loss that is one number a sequence, each counts by its
     length.
     """
-    return (values / batch.totals.samples).sum()
+    return (_rows(values, batch) / batch.totals.samples).sum()
 
 
 def constant(values: Float[Tensor, " terms"], batch: pack.Batch, *, length: float) -> Float[Tensor, ""]:
@@ -59,7 +74,7 @@ def constant(values: Float[Tensor, " terms"], batch: pack.Batch, *, length: floa
         batch: whose rows they are.
         length: in tokens, the same for every sample: the longest that an answer may get.
     """
-    return (values / (length * batch.totals.samples)).sum()
+    return (_rows(values, batch) / (length * batch.totals.samples)).sum()
 
 
 def prompt_mean(values: Float[Tensor, " terms"], batch: pack.Batch) -> Float[Tensor, ""]:
@@ -71,7 +86,7 @@ def prompt_mean(values: Float[Tensor, " terms"], batch: pack.Batch) -> Float[Ten
     over prompts; ScaleRL (arXiv:2510.13786).
     """
     terms = batch.groups.num_terms.index_select(0, batch.group)
-    return (values / (terms * batch.totals.groups)).sum()
+    return (_rows(values, batch) / (terms * batch.totals.groups)).sum()
 
 
 def as_token_mean(
@@ -101,6 +116,7 @@ def sample_mean(values: Float[Tensor, " samples"], batch: pack.Batch) -> Float[T
     L = sum_i l_i [n_i > 0] / samples
     """
     # A step without any trained sample is 0, not 0 / 0.
+    values = _one_each(values, len(batch.samples.num_terms), "sample")
     return values.where(batch.samples.num_terms > 0, 0.0).sum() / batch.totals.samples.clamp(min=1.0)
 
 
@@ -109,4 +125,10 @@ def pair_mean(values: Float[Tensor, " pairs"], batch: pack.Batch) -> Float[Tenso
 
     L = sum_k l_k / pairs
     """
-    return (values / batch.totals.pairs).sum()
+    num, samples = len(batch.pairs.chosen), len(batch.samples.num_terms)
+    if samples != 2 * num:
+        raise ValueError(
+            f"{samples} samples make {num} pairs; a pair is two samples of one unit, the chosen one first, "
+            "and no sample may be without its other side."
+        )
+    return (_one_each(values, num, "pair") / batch.totals.pairs).sum()

@@ -125,6 +125,7 @@ def loss_and_grad(
         value = part if value is None else value + part
         gathered = metrics.merge(gathered, means)
         grads = _add(grads, grad)
+        del grad  # the next pack's would stand beside it
     return ranks.sum(value), ranks.merge(gathered), grads if ranks.split else ranks.sum(grads)
 
 

@@ -11,30 +11,13 @@ from typing import Any
 import attrs
 import safetensors
 
-from shell import entries, mistake, options
+from adapters import peft_format
+from shell import entries, hubs, mistake, options
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-PREFIX, DOWN = "base_model.model.", ".lora_A.weight"
+DOWN = ".lora_A.weight"
 LORA = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_modules_to_save", "use_rslora")
-# Parts of PEFT's LoRA that change what an adapter computes, and the values with which they do not.
-UNREAD: Mapping[str, tuple[Any, ...]] = {
-    "use_dora": (None, False),
-    "bias": (None, "none"),
-    "lora_bias": (None, False),
-    "rank_pattern": (None, {}),
-    "alpha_pattern": (None, {}),
-    "layer_replication": (None, []),
-    "trainable_token_indices": (None, [], {}),
-    "target_parameters": (None, []),
-    "alora_invocation_tokens": (None, []),
-    "use_qalora": (None, False),
-    "use_bdlora": (None, False),
-    "velora_config": (None,),
-    "arrow_config": (None,),
-    "kasa_config": (None,),
-    "monteclora_config": (None,),
-}
-
+OWN = ("use_peft", *(name for name in LORA if name != "lora_dropout"))
+"""What an adapter that is there decides."""
 Given = Mapping[str, entries.Entry]
 
 
@@ -61,8 +44,8 @@ class Found:
 
 
 def is_one(path: Any) -> bool:
-    """Say whether a path is a folder in PEFT's format."""
-    return path is not None and (pathlib.Path(str(path)) / CONFIG).is_file()
+    """Say whether a path is a folder in PEFT's format, or the hub id of one that the cache holds."""
+    return hubs.folder(path) is not None
 
 
 def read(folder: pathlib.Path | str) -> Found:
@@ -76,20 +59,18 @@ def read(folder: pathlib.Path | str) -> Found:
     """
     place = pathlib.Path(folder)
     try:
-        told = json.loads((place / CONFIG).read_text())
-        with safetensors.safe_open(place / WEIGHTS, framework="np") as file:
-            paths = [path.removeprefix(PREFIX) for path in file.keys()]  # noqa: SIM118  (it is no mapping)
+        told = json.loads((place / peft_format.CONFIG).read_text())
+        with safetensors.safe_open(place / peft_format.WEIGHTS, framework="np") as file:
+            paths = [path.removeprefix(peft_format.PREFIX) for path in file.keys()]  # noqa: SIM118  (it is no mapping)
         rank, alpha, base = int(told["r"]), float(told["lora_alpha"]), str(told["base_model_name_or_path"])
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as problem:
         line = " ".join(f"{type(problem).__name__}: {problem}".split())
         raise mistake.Mistake(
-            f"adapter {place} cannot be read ({line}); {CONFIG} with r, lora_alpha and "
-            f"base_model_name_or_path, and {WEIGHTS} were wanted: copy the folder again"
+            f"adapter {place} cannot be read ({line}); {peft_format.CONFIG} with r, lora_alpha and "
+            f"base_model_name_or_path, and {peft_format.WEIGHTS} were wanted: copy the folder again"
         ) from problem
-    kind = told.get("peft_type")
-    odd = [name for name, fine in UNREAD.items() if told.get(name) not in fine]
-    if kind != "LORA" or odd:
-        came = f"{odd[0]} {told[odd[0]]!r}" if odd else f"peft_type {kind}"
+    came = peft_format.odd(told)
+    if came is not None:
         raise mistake.Mistake(
             f"adapter {place} has {came}; plain LoRA is what is here. Merge it into its base with PEFT, and "
             "name the merged folder as model"
@@ -121,37 +102,75 @@ def settled(chosen: options.Options, given: Given) -> options.Options:
     Raises:
         mistake.Mistake: options exclude each other, or say other than the adapter does.
     """
-    changed: dict[str, Any] = {}
-    if is_one(chosen.model):
+    by = "model"
+    if hubs.folder(chosen.model, chosen.revision) is not None:
         if chosen.init_from is not None:
             raise mistake.Mistake(
                 f"model {chosen.model} is an adapter, and init_from {chosen.init_from} came too; keep one"
             )
-        found = read(str(chosen.model))
-        there = any((pathlib.Path(str(chosen.model)) / name).is_file() for name in _WORDS)
-        words = chosen.model if chosen.tokenizer is None and there else chosen.tokenizer
-        changed = {"init_from": chosen.model, "model": found.base, "tokenizer": words}
-        changed |= {"revision": found.revision} if "revision" not in given else {}
-    elif is_one(chosen.init_from):
-        found = read(str(chosen.init_from))
+        made = opened(chosen)
+    elif (start := hubs.folder(chosen.init_from)) is not None:
+        by, made = "init_from", attrs.evolve(chosen, init_from=str(start), **_own(read(start)))
     else:
         return _apart(chosen, given)
-    where = changed.get("init_from", chosen.init_from)
-    own = {
-        "use_peft": True,
-        "lora_r": found.rank,
-        "lora_alpha": found.alpha,
-        "use_rslora": found.rank_stabilized,
-        "lora_target_modules": found.targets,
-        "lora_modules_to_save": found.whole or None,
-    }
-    for name, value in own.items():
-        if name in given and getattr(chosen, name) != value:
+    for name in OWN:
+        value = getattr(made, name)
+        if name in given and getattr(chosen, name) != value and not _yields(given, name, by):
             has = f"{value}" if isinstance(value, int | float) else "its own"
             raise mistake.Mistake(
-                f"{given[name].where}: {given[name].came()}; the adapter {where} has {has}: leave {name} out"
+                f"{given[name].where}: {given[name].came()}; the adapter {made.init_from} has {has}: leave "
+                f"{name} out"
             )
-    return _apart(attrs.evolve(chosen, **changed, **own), given)
+    return _apart(made, given)
+
+
+def opened(chosen: options.Options) -> options.Options:
+    """Let an adapter as `model` stand for its base, with the adapter to start from; others are as they came.
+
+    Args:
+        chosen: the options; `revision` is of a hub id, and of the base where `model` is a folder.
+
+    Raises:
+        mistake.Mistake: the adapter cannot be read, or is of a kind that is not here.
+    """
+    folder = hubs.folder(chosen.model, chosen.revision)
+    if folder is None:
+        return chosen
+    found = read(folder)
+    if found.base.startswith((".", "/")) and not pathlib.Path(found.base).is_dir():
+        raise mistake.Mistake(
+            f"adapter {folder}: its base {found.base} is no folder here; put it there, or write where it is "
+            f"into {peft_format.CONFIG} as base_model_name_or_path"
+        )
+    there = any((folder / name).is_file() for name in _WORDS)
+    is_folder = folder == pathlib.Path(str(chosen.model))
+    return attrs.evolve(
+        chosen,
+        model=found.base,
+        revision=(is_folder and chosen.revision) or found.revision,
+        init_from=str(folder),
+        tokenizer=str(folder) if chosen.tokenizer is None and there else chosen.tokenizer,
+        **_own(found),
+    )
+
+
+def check_kind(chosen: options.Options, *, scalar: bool) -> None:
+    """Refuse an adapter to start from that is one of a reward model where none is trained, or the reverse.
+
+    Args:
+        chosen: the options, settled.
+        scalar: a reward model is wanted.
+
+    Raises:
+        mistake.Mistake: names the adapter.
+    """
+    if not is_one(chosen.init_from) or read(str(chosen.init_from)).scalar == scalar:
+        return
+    kinds = ("language", "reward")
+    raise mistake.Mistake(
+        f"adapter {chosen.init_from} is of a {kinds[not scalar]} model; one of a {kinds[scalar]} model was "
+        "wanted"
+    )
 
 
 def check(chosen: options.Options, given: Given) -> None:
@@ -168,17 +187,24 @@ def check(chosen: options.Options, given: Given) -> None:
         raise mistake.Mistake("lora_target_modules: nothing came; names of layers or all-linear were wanted")
 
 
-def remarks(chosen: options.Options, given: Given) -> list[str]:
+def remarks(algorithm: str, chosen: options.Options, given: Given) -> list[str]:
     """Say what a caller may not expect of options of adapters.
 
     Args:
+        algorithm: a name.
         chosen: the options, settled.
         given: those that were set.
     """
     told = []
-    idle = [name for name in LORA if name in given] if not chosen.use_peft else []
-    if idle:
-        told.append(f"{', '.join(idle)} is ignored: without use_peft there is no adapter.")
+    idle = [name for name in LORA if options.asked(algorithm, chosen, given, name)]
+    if idle and not chosen.use_peft:
+        verb = "are" if len(idle) > 1 else "is"
+        told.append(f"{', '.join(idle)} {verb} ignored: without use_peft there is no adapter.")
+    # Of a file that the command line's adapter outranks; of what that adapter is, its folder is the judge.
+    for name in ("lora_r", "lora_alpha", "use_rslora"):
+        came, now = given[name].read() if name in given else None, getattr(chosen, name)
+        if chosen.use_peft and came not in (None, now, options.default(algorithm, name)):
+            told.append(f"{given[name].where} is ignored: the adapter {chosen.init_from} has {now}.")
     if chosen.use_peft and chosen.lora_dropout and chosen.disable_dropout:
         told.append(f"lora_dropout {chosen.lora_dropout:g} is off: disable_dropout is on.")
     if drops(chosen) and "packing" not in given:
@@ -194,6 +220,26 @@ def drops(chosen: options.Options) -> bool:
     return bool(chosen.use_peft and chosen.lora_dropout and not chosen.disable_dropout)
 
 
+def _own(found: Found) -> dict[str, Any]:
+    """Return the options that an adapter decides."""
+    return {
+        "use_peft": True,
+        "lora_r": found.rank,
+        "lora_alpha": found.alpha,
+        "use_rslora": found.rank_stabilized,
+        "lora_target_modules": found.targets,
+        "lora_modules_to_save": found.whole or None,
+    }
+
+
+def _yields(given: Given, name: str, other: str) -> bool:
+    """Say whether an option of a file gives way to another on the command line, which it was not written for.
+
+    A run's own file lists every option, those that nobody set among them.
+    """
+    return other in given and given[name].rank < given[other].rank
+
+
 _WORDS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
@@ -201,7 +247,7 @@ def _apart(chosen: options.Options, given: Given) -> options.Options:
     """Let samples run apart under dropout, which nothing that they share could have."""
     if not drops(chosen) or chosen.packing != "tree":
         return chosen
-    if "packing" in given:
+    if "packing" in given and not _yields(given, "packing", "lora_dropout"):
         raise mistake.Mistake(
             f"{given['packing'].where}: packing tree and lora_dropout {chosen.lora_dropout:g} came; samples "
             "that share a prefix would share its mask. Set lora_dropout 0, or packing none"

@@ -30,7 +30,8 @@ def train(algorithm: str | algorithms.Algorithm, **options: Any) -> pathlib.Path
     if own is not None and not isinstance(own, algorithms.Algorithm):
         raise mistake.Mistake(f"algorithm is a {type(own).__name__}; a name or an Algorithm was wanted")
     functions, named = _functions(options.get("reward_funcs"))
-    command = config.from_values(OWN if own is not None else str(algorithm), {**options, **named})
+    word, given = OWN if own is not None else str(algorithm), {**options, **named}
+    command = config.fetched(lambda: config.from_values(word, given))
     status = jobs.train(command, own, functions)
     if status == 128 + signal.SIGINT:
         raise KeyboardInterrupt

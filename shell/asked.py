@@ -17,6 +17,7 @@ READ = (
     *("dtype", "attn_implementation", "init_from", "device", "seed"),
     *("dataset", "dataset_config", "dataset_split", "task_options", "max_length"),
     *("num_generations", "max_completion_length", "temperature", "top_p", "top_k", "min_p"),
+    *("cache_implementation", "compile"),
 )
 USUAL: Mapping[str, Any] = {"num_generations": 1, "max_completion_length": 256}
 """Where sampling differs from training when nobody says."""

@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from adapters import loading, scalar_head, shapes, transformers_lm, tree_attention
+from adapters import loading, peft_format, scalar_head, shapes, transformers_lm, tree_attention
 from core import algorithms, optimizers, ports, schedules
 from core.plan import cost
 from shell import config as config_
@@ -160,11 +160,16 @@ def _config(chosen: options.Options) -> transformers.PretrainedConfig:
     except Exception as problem:  # whatever the files of others make transformers raise
         where = "folder" if pathlib.Path(path).exists() else "folder or hub id"
         inside = pathlib.Path(path) / "model"
-        todo = f"did you mean {inside}?" if (inside / "config.json").is_file() else "name one with --model"
+        todo = f"did you mean {inside}?" if _is_model(inside) else "name one with --model"
         raise mistake.Mistake(
             f"model {path} cannot be loaded: no {where} with a model that transformers knows "
             f"({folders.first_line(problem)}); {todo}"
         ) from problem
+
+
+def _is_model(folder: pathlib.Path) -> bool:
+    """Say whether a folder is one of a model or of an adapter."""
+    return any((folder / name).is_file() for name in ("config.json", peft_format.CONFIG))
 
 
 def check_weights(chosen: options.Options) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 import transformers
 
 from core import keys, ports
@@ -17,6 +18,7 @@ from shell import (
     data,
     feed,
     generate,
+    graphs,
     loop,
     options,
     prepare,
@@ -48,11 +50,15 @@ def complete(asked: asked_.Asked, folder: str) -> int:
     model, params = choose.model(chosen, device, training=False)
     if chosen.init_from is not None:
         params = resume.weights(chosen, model, params)
-    asking = generate.asking(model, tokenizer, (), chosen, ports.ALONE)
+    size, longest = options.number(chosen, "num_generations"), int(np.diff(rows.starts).max())
+    at_once = min(len(rows), max(1, AT_ONCE // size))
+    static = generate.fixed(chosen, device, longest=longest, at_once=at_once, size=size)
+    asking = generate.asking(model, tokenizer, (), chosen, ports.ALONE, static)
     if asked.greedy:
         asking = attrs.evolve(asking, sampling=attrs.evolve(asking.sampling, temperature=0.0))
     with contextlib.ExitStack() as stack:
         stack.enter_context(loop.deterministic())
+        stack.enter_context(graphs.told(chosen))
         file = None if asked.output is None else stack.enter_context(asked.output.open("x", encoding="utf-8"))
         for number, told in _drawn(asking, params, rows, chosen):
             print(_shown(told, number, alone=len(rows) == 1), flush=True)

@@ -7,12 +7,12 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
-from shell import about, adapter, checks, entries, manual, mistake, options, rollout_checks, translate
+from shell import about, adapter, checks, entries, hubs, manual, mistake, options, rollout_checks, translate
 from shell.options import Options
 
 _OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -59,6 +59,19 @@ def parse(argv: Sequence[str]) -> Command:
         raise SystemExit(0)
     algorithm = _algorithm(words[0])
     return resolved(algorithm, written(words[1:]))
+
+
+def fetched(read: Callable[[], Command]) -> Command:
+    """Read options, and once more where an adapter that they name by its hub id had to be fetched first.
+
+    Args:
+        read: the same words or values each time.
+
+    Raises:
+        Mistake: as `parse`, or the hub cannot be reached.
+    """
+    command = read()
+    return read() if hubs.fetched(command.options) else command
 
 
 def written(words: Sequence[str]) -> list[entries.Entry]:
@@ -170,7 +183,7 @@ def resolved(word: str, written: Sequence[entries.Entry]) -> Command:
         algorithm=algorithm,
         options=chosen,
         given=frozenset(given),
-        notes=(*notes, *_remarks(chosen, given)),
+        notes=(*notes, *_remarks(algorithm, chosen, given)),
     )
 
 
@@ -230,10 +243,10 @@ def _derived(chosen: Options, given: Mapping[str, entries.Entry]) -> Options:
     return adapter.settled(attrs.evolve(chosen, **settled), given)
 
 
-def _remarks(chosen: Options, given: Mapping[str, entries.Entry]) -> list[str]:
+def _remarks(algorithm: str, chosen: Options, given: Mapping[str, entries.Entry]) -> list[str]:
     """Say what a caller may not expect of options that are right."""
-    told = adapter.remarks(chosen, given)
-    if chosen.max_steps is None or "num_train_epochs" not in given:
+    told = adapter.remarks(algorithm, chosen, given)
+    if chosen.max_steps is None or not options.asked(algorithm, chosen, given, "num_train_epochs"):
         return told
     where = given["num_train_epochs"].where
     return [*told, f"{where} is ignored: max_steps {chosen.max_steps} says how long the run is."]

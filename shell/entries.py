@@ -11,7 +11,8 @@ import yaml
 
 from shell import mistake
 
-_FILE, _CALL = 0, 1
+RANKS = _FILE, _CALL = 0, 1
+"""Of what a file says, and of what a command line or a call does."""
 
 
 @attrs.frozen(kw_only=True)

@@ -153,7 +153,6 @@ def _device(pick: Any, self_test: Any) -> Report:
             "dtype": _name(device.dtype),
             "dtypes": ", ".join(map(_name, device.dtypes)),
             "tree attention": ", ".join(device.attention),
-            "padded attention": ", ".join(device.padded_attention),
             "shapes": "planned: each new one is compiled" if device.static_shapes else "any",
             "sizes": "multiples of " + ", from the next on of ".join(map(str, multiple)),
             "generation": "static cache" if device.generation["static"] else "growing cache",

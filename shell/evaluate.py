@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from shell import about, checks, config, entries, entry, mistake, options, translate
+from shell import about, adapter, checks, config, entries, entry, keys, mistake, options, translate
 
 REFUSED = {
     "streaming": "evaluation reads every row once, so they are read whole",
@@ -54,7 +54,7 @@ def run(words: Sequence[str]) -> int:
     if words[:1] == ["help"] or {"-h", "--help"} & set(words):
         print(HELP.format(names=options.names()))
         return 0
-    command = _command(words)
+    command = config.fetched(lambda: _command(words))
     unread = [name for name in options.FIELDS if name in command.given and _is_unread(command, name)]
     if unread:
         told = f"evaluation does not read {', '.join(unread)}"
@@ -79,9 +79,27 @@ def _command(words: Sequence[str]) -> config.Command:
         if not isinstance(one.value, str) or one.bare:
             raise mistake.Mistake(f"{one.where}: {one.came()}; {options.names()} or module:name was wanted.")
     word = max(named, key=lambda one: one.rank).value if named else "sft"
-    asked = [one for one in written if one.key != "algorithm"]
+    asked = _of_model([one for one in written if one.key != "algorithm"])
     _refuse(word, translate.ours(word, asked)[0])
     return config.resolved(word, asked)
+
+
+def _of_model(written: Sequence[entries.Entry]) -> list[entries.Entry]:
+    """Leave out what a file says of the weights that its run began with, where a command names others."""
+    of_file, told = ({_name(one): one for one in written if one.rank == rank} for rank in entries.RANKS)
+    if "model" not in told:
+        return list(written)
+    left = {"init_from", "revision"}
+    if "model" in of_file and of_file["model"].value == told["model"].value:
+        left.remove("revision")
+    if "init_from" not in told:  # which weights these are put on hangs on the adapter of the file
+        left |= {*adapter.OWN}
+    return [one for one in written if one.rank == told["model"].rank or _name(one) not in left]
+
+
+def _name(one: entries.Entry) -> str:
+    """Return the option that a key stands for."""
+    return keys.RUN[one.key].name if one.key in keys.RUN else one.key
 
 
 def _refuse(algorithm: str, given: Mapping[str, entries.Entry]) -> None:

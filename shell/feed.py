@@ -238,7 +238,26 @@ def packs(
     if sizes is None:
         return [pack.build(each, counts, budget=budget, **options) for each in own]
     most = min(budget, sizes.nodes[-1])
+    check_lengths(max((len(one.tokens) for one in samples), default=0), most)
     return [padded.build(each, counts, planned=sizes, budget=most, **options) for each in own]
+
+
+def check_lengths(longest: int, budget: int) -> None:
+    """Refuse a sample that no forward at planned sizes holds.
+
+    Args:
+        longest: tokens of the longest sample.
+        budget: most tokens of a forward.
+
+    Raises:
+        mistake.Mistake: names both.
+    """
+    if longest > budget:
+        raise mistake.Mistake(
+            f"token_budget is {budget}, and a sample has {longest} tokens that one forward at planned sizes "
+            f"must hold. Raise token_budget to {longest}, cut samples with max_length or "
+            "max_completion_length, or train without planned sizes (pad_to_multiple_of none)"
+        )
 
 
 def check_vocabulary(tokens: np.ndarray, vocab: int) -> None:

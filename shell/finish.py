@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import safetensors
 
-from adapters import transformers_lm
+from adapters import compiling, transformers_lm
 from shell import chat, choose, env, files, graphs, log, loop, low_rank, mistake, plan, prepare, progress
 
 
@@ -58,7 +58,10 @@ def is_finished(folder: pathlib.Path, step: int) -> bool:
 
 
 def facts(
-    ready: prepare.Ready, promised: plan.Promise, model: transformers_lm.TransformersLM
+    ready: prepare.Ready,
+    promised: plan.Promise,
+    model: transformers_lm.TransformersLM,
+    drawing: compiling.Counts | None = None,
 ) -> dict[str, Any]:
     """Return what run.json tells beside what was measured."""
     rows = {"train": ready.rows.counts, "eval": ready.held_out.counts if ready.held_out else None}
@@ -70,7 +73,7 @@ def facts(
         "attention": choose.attention(ready.command.options, ready.device),
         "rows": {name: attrs.asdict(counted) for name, counted in rows.items() if counted},
         "promised": attrs.asdict(promised),
-        **graphs.facts(model, ready),
+        **graphs.facts(model, ready, drawing),
     }
 
 

@@ -6,7 +6,7 @@ import attrs
 
 from core.plan import batching, cost, padding, sizes
 from core.plan import sample as samples_
-from shell import data, options, prepare
+from shell import data, feed, options, prepare
 
 MAX_TOKENS = 20_000_000
 """A plan looks at so many tokens of samples at most; of more it knows the first, and holds room for any."""
@@ -117,6 +117,7 @@ def _evaluated(ready: prepare.Ready) -> Iterator[Forward]:
 def _forwards(ready: prepare.Ready, samples: Sequence[samples_.Sample]) -> Iterator[Forward]:
     """Return the forwards of a step over all ranks; a pack over the budget is several."""
     budget, share, shape = (ready.packing[name] for name in ("budget", "share", "shape"))
+    feed.check_lengths(max((len(one.tokens) for one in samples), default=0), budget)
     split = {"budget": budget, "share": share, "shape": shape}
     assigned = batching.assign(samples, couples=ready.algorithm.couples, num_ranks=ready.ranks.num, **split)
     for members in (members for rank in assigned for members in rank):

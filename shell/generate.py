@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from adapters import sampling, static_cache, transformers_lm
+from adapters import compiling, sampling, static_cache, transformers_lm
 from core import ports
 from shell import answers, data, encode, mistake, options, prompts, rewards, rounds, tasks
 from shell import chat as chats
@@ -28,8 +28,6 @@ def functions(
     Raises:
         mistake.Mistake: there is none, or one takes what no column is.
     """
-    if chosen.teacher_model is not None:
-        return ()  # it judges every token
     known = tasks.scores([one.source.name for one in opened])
     named = (chosen.reward_funcs,) if isinstance(chosen.reward_funcs, str) else chosen.reward_funcs
     found = rewards.find(
@@ -161,19 +159,35 @@ def static(
         drawn: the prompts and how many are drawn at once.
         held_out: the prompts to evaluate on, or anything else.
     """
+    known = [rows for rows in (drawn.prompts, held_out) if isinstance(rows, prompts.Prompts) and len(rows)]
+    longest = max(int(np.diff(rows.starts).max()) for rows in known)
+    at_once = -(-drawn.num_prompts * drawn.steps_per_generation // ranks.num)
+    return fixed(chosen, device, longest=longest, at_once=at_once, size=drawn.num_generations)
+
+
+def fixed(
+    chosen: options.Options, device: ports.Device, *, longest: int, at_once: int, size: int
+) -> static_cache.Shapes | None:
+    """Return the shapes that serve prompts up to a length; None: shapes follow what is drawn.
+
+    Args:
+        chosen: the options.
+        device: says what it needs when nobody asked.
+        longest: tokens of the longest prompt.
+        at_once: prompts that are drawn from in one call.
+        size: completions of a prompt.
+    """
     needs, asked = device.generation, chosen.cache_implementation
     if not (needs["static"] if asked is None else asked == "static"):
         return None
-    known = [rows for rows in (drawn.prompts, held_out) if isinstance(rows, prompts.Prompts) and len(rows)]
-    longest = max(int(np.diff(rows.starts).max()) for rows in known)
-    size = drawn.num_generations
-    at_once = -(-drawn.num_prompts * drawn.steps_per_generation // ranks.num)
+    counts = compiling.Counts()
     return static_cache.Shapes(
         rows=size * min(at_once, max(1, MOST_ROWS // size)),
         length=longest + _longest(chosen),
         chunk=needs.get("chunk", 128),
         on_host=needs.get("on_host", False),
-        compiled=static_cache.one_graph(**device.compile) if chosen.compile else None,
+        compiled=static_cache.one_graph(counts, **device.compile) if chosen.compile else None,
+        counts=counts,
     )
 
 

@@ -85,12 +85,15 @@ def _modes(model: transformers_lm.TransformersLM, ready: prepare.Ready) -> int:
     return 1 + bool(model.module.training) + bool(model.adapter is not None and referred)
 
 
-def facts(model: transformers_lm.TransformersLM, ready: prepare.Ready) -> Mapping[str, Any]:
+def facts(
+    model: transformers_lm.TransformersLM, ready: prepare.Ready, drawing: compiling.Counts | None = None
+) -> Mapping[str, Any]:
     """Return what run.json tells of shapes and graphs.
 
     Args:
         model: that was trained.
         ready: with the plan.
+        drawing: what was compiled to draw completions with; None: nothing.
     """
     decoder = model.compiled
     counts = compiling.Counts() if decoder is None else decoder.counts
@@ -100,6 +103,7 @@ def facts(model: transformers_lm.TransformersLM, ready: prepare.Ready) -> Mappin
             "forward": counts.forward,
             "backward": counts.backward,
             "most": 0 if decoder is None else decoder.limit,
+            "drawing": 0 if drawing is None else drawing.forward,
         },
         "compile_seconds": counts.seconds,
         "fallbacks": counts.fallbacks,

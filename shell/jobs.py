@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from adapters import cpu, shards, signatures, transformers_lm
+from adapters import cpu, shards, signatures, static_cache, transformers_lm
 from adapters import ranks as processes
 from core import algorithms, keys, optimizers, steps
 from shell import (
@@ -21,6 +21,7 @@ from shell import (
     counts,
     files,
     finish,
+    footprint,
     forecast,
     generate,
     graphs,
@@ -42,6 +43,7 @@ from shell import (
     splitting,
     teachers,
     trackers,
+    unread,
 )
 
 
@@ -85,8 +87,7 @@ def train(
             graphs.check(ready)
             promised = plan.promise(
                 ready.preview, ready.num_steps, ready.packing, ready.algorithm.couples, ranks,
-                checkpointing=chosen.gradient_checkpointing, num_trained=ready.num_trained,
-                split=chosen.fsdp,
+                levers=ready.levers, static=_static(ready),
             )  # fmt: skip
         if saved is not None and _is_over(ready, saved, display):
             return 0
@@ -96,6 +97,8 @@ def train(
         if chosen.dry_run:
             if ranks.index == 0:
                 print(plan.table(promised, chosen, device, ranks))
+                if chosen.memory_report:
+                    print(footprint.table(promised.held, promised.host_memory_bytes))
             return 0
         stack.enter_context(loop.deterministic())
         with own.blamed(command.algorithm), graphs.told(chosen):
@@ -113,7 +116,7 @@ def evaluate(command: config.Command) -> int:
         for note in command.notes:
             display.note(note)
         compared = "reference_logprobs" in algorithm.needs and algorithm.rows != "prompts"
-        origin = references.origin(chosen, display.note) if compared else None
+        origin = references.origin(command, display.note) if compared else None
         device = prepare.device(chosen.device, display, chosen.attn_implementation)
         ranks = processes.join(device)
         stack.enter_context(loop.deterministic())
@@ -148,12 +151,13 @@ def _run(
         run = loop.Run(state=state, reference=job.frozen)
     else:
         low_rank.check(job.base, saved, chosen)
-        references.check(job.reference, saved, chosen)
-        teachers.recheck(job.model.teacher, saved, chosen)
+        _check_beside(job, saved)
         run = loop.restore(job, state, saved, gauge)
     journal = _journal(job, None if saved is None else saved.step, display)
     gauge.graphs = None if job.model.compiled is None else job.model.compiled.counts
+    gauge.drawing = None if job.rollouts is None else job.rollouts.graphs
     gauge.signatures = signatures.Signatures() if chosen.count_signatures else None
+    gauge.watch = _watch(job, run, promised, ready, display) if chosen.memory_report else None
     try:
         with signals.caught() as stopped:
             run = loop.train(job, run, journal, gauge, stopped)
@@ -172,12 +176,41 @@ def _run(
             "first_nonfinite_step": run.first_nonfinite,
             "notes": display.notes,
         }
-        facts = finish.facts(ready, promised, job.model)
+        facts = finish.facts(ready, promised, job.model, gauge.drawing)
+        if gauge.watch is not None:
+            facts |= _memory(gauge.watch, promised, display)
         journal.run({**facts, **gauge.facts(chosen.price_per_hour), **ended})
         finish.tell(folder, run, display, stop)
     finally:
         journal.close()
     return 128 + stop if stop else 0
+
+
+def _watch(
+    job: loop.Job, run: loop.Run, promised: plan.Promise, ready: prepare.Ready, display: progress.Display
+) -> footprint.Watch:
+    """Tell what memory is promised, and begin to measure what is reached."""
+    display.lines(footprint.table(promised.held, promised.host_memory_bytes))
+    watch = footprint.Watch(ready.device, compiled=job.model.compiled is not None)
+    watch.hold(run.state.params, run.state.optimizer, run.reference, job.model)
+    return watch
+
+
+def _memory(watch: footprint.Watch, promised: plan.Promise, display: progress.Display) -> dict[str, Any]:
+    """Tell what memory was reached beside what was promised; return it for run.json."""
+    told = footprint.facts(promised.held, promised.host_memory_bytes, watch)
+    display.lines(footprint.table(promised.held, promised.host_memory_bytes, told["reached"]))
+    return {"memory": told}
+
+
+def _check_beside(job: loop.Job, saved: checkpoint.Saved) -> None:
+    """Refuse to go on beside another reference or teacher than the run began with."""
+    chosen, taught, reference = job.chosen, job.model.teacher, job.reference
+    if not chosen.sync_ref_model:  # one that moves is in the checkpoint
+        source = str(chosen.ref_model or chosen.init_from or chosen.model)
+        resume.unchanged(saved, chosen, "reference", reference and reference.fingerprint, source)
+    named = f"teacher_model {chosen.teacher_model}"
+    resume.unchanged(saved, chosen, "teacher", taught and taught.fingerprint, named)
 
 
 def _is_over(ready: prepare.Ready, saved: checkpoint.Saved, display: progress.Display) -> bool:
@@ -196,6 +229,7 @@ def _settled(
 ) -> tuple[config.Command, algorithms.Algorithm]:
     """Return the algorithm, and the command with the defaults of such an algorithm."""
     found = own.checked(algorithm) if algorithm else choose.algorithm(command.algorithm, command.options)
+    unread.check(command, found)
     return config.settled(command, own.kin(found)), found
 
 
@@ -210,7 +244,7 @@ def _loaded(
     model, params = choose.model(chosen, device, scalar=scalar, training=training)
     prompted = ready.algorithm.rows == "prompts"
     model = graphs.compiled(model, ready)
-    taught = teachers.load(chosen, ready.device)
+    taught = teachers.load(chosen, ready.device, model, params)
     model = generate.tempered(model, chosen) if prompted or taught else model
     model = attrs.evolve(model, teacher=taught)
     referred = "reference_logprobs" in ready.algorithm.needs and (training or not prompted)
@@ -219,10 +253,9 @@ def _loaded(
     if origin is None and chosen.ref_model is not None:
         origin = references.named(chosen)
     base = references.digest(model.frozen) if model.adapter and training else ""
-    start = low_rank.start(model, params)
     reference = None
     if referred:
-        reference = references.of(start, origin, device, below=model.frozen, base=base)
+        reference = references.of(model, params, origin, device, chosen=chosen, base=base)
     ranks = ready.ranks
     if chosen.fsdp:
         model, params, reference, ranks = splitting.split(model, params, reference, ranks, ready.device)
@@ -251,10 +284,10 @@ def _rollouts(
     """Return what writes samples out of prompts."""
     chosen = ready.command.options
     assert isinstance(ready.rows, rounds.Plan)
-    static = generate.static(chosen, ready.device, ready.ranks, ready.rows, ready.held_out)
+    asking = generate.asking(model, ready.tokenizer, ready.functions, chosen, ready.ranks, _static(ready))
     return rollout.Rollouts(
         ready.rows,
-        generate.asking(model, ready.tokenizer, ready.functions, chosen, ready.ranks, static),
+        asking,
         model=model,
         algorithm=ready.algorithm,
         packing=ready.packing,
@@ -264,6 +297,13 @@ def _rollouts(
         tries=chosen.dynamic_sampling or 0,
         num_steps=ready.num_steps,
     )
+
+
+def _static(ready: prepare.Ready) -> static_cache.Shapes | None:
+    """Return the shapes that drawing keeps to; None where it keeps to none, or nothing is drawn."""
+    if not isinstance(ready.rows, rounds.Plan):
+        return None
+    return generate.static(ready.command.options, ready.device, ready.ranks, ready.rows, ready.held_out)
 
 
 def _journal(job: loop.Job, resumed: int | None, display: progress.Display) -> log.Journal:

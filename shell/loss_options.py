@@ -11,6 +11,7 @@ from shell import about, run_options
 _loss = partial(about.option, "loss")
 _number = partial(about.option, "loss", None)
 
+_TAUGHT = ("distill", about.OWN)
 _LOSSES = {
     "sft": ("nll", "dft"),
     "dpo": (
@@ -47,7 +48,7 @@ class LossOptions(run_options.RunOptions):
         None,
         "how much leaving the reference costs; orpo: weight of the odds; simpo: scale of rewards; distill: 0 "
         "forward, 1 reverse",
-        only={"dpo": 0.1, "kto": 0.1, "grpo": 0.0, "rloo": 0.05, "distill": 1.0},
+        only={"dpo": 0.1, "kto": 0.1, "grpo": 0.0, "rloo": 0.05, "distill": 1.0, about.OWN: None},
         under={"simpo": 2.0},
         low=0,
     )
@@ -94,13 +95,15 @@ class LossOptions(run_options.RunOptions):
         only=about.by(("dpo", "kto"), False),
     )
     teacher_model: str | None = _loss(
-        None, "what the student is drawn to: a folder or hub id with its tokenizer", only={"distill": None}
+        None,
+        "what the student is drawn to: a folder or hub id with its tokenizer",
+        only=about.by(_TAUGHT, None),
     )
     teacher_model_revision: str | None = _loss(
-        None, "branch, tag or commit of a teacher on the hub", only={"distill": None}
+        None, "branch, tag or commit of a teacher on the hub", only=about.by(_TAUGHT, None)
     )
     teacher_model_init_kwargs: dict[str, Any] | None = _loss(
-        None, "dtype or revision of the teacher; not set: the student's dtype", only={"distill": None}
+        None, "dtype or revision of the teacher; not set: the student's dtype", only=about.by(_TAUGHT, None)
     )
     lmbda: float | None = _number(
         "part of the answers that the student writes; the rows bring the others",
@@ -110,7 +113,7 @@ class LossOptions(run_options.RunOptions):
     )
     loss_top_k: int | None = _number(
         "compare so many of the likeliest tokens, and all others as one; 0: the whole vocabulary",
-        only={"distill": 0},
+        only=about.by(_TAUGHT, 0),
         low=0,
     )
     epsilon: float | None = _number(

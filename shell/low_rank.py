@@ -45,6 +45,7 @@ def num_trained(
     """
     if not chosen.use_peft:
         return None
+    adapter.check_kind(chosen, scalar=scalar)
     kind: Any = transformers.AutoModelForCausalLM
     if scalar:
         kind, described = transformers.AutoModelForSequenceClassification, copy.deepcopy(described)
@@ -89,6 +90,41 @@ def start(model: transformers_lm.TransformersLM, params: ports.Params) -> ports.
         params: that the policy starts from.
     """
     return {} if model.adapter is not None and lora.is_base(model, params) else params
+
+
+def off(model: transformers_lm.TransformersLM, params: ports.Params) -> dict[str, Tensor]:
+    """Return an adapter's parameters with which it does nothing: B is 0, and what is whole is the base's.
+
+    Args:
+        model: with the adapter.
+        params: of it.
+    """
+    return {
+        n: model.frozen[n] if n in model.frozen else torch.zeros_like(p) if lora.is_up(n) else p
+        for n, p in params.items()
+    }
+
+
+def merged(model: transformers_lm.TransformersLM, params: dict[str, Tensor], what: str) -> dict[str, Tensor]:
+    """Return the parameters of a whole model, an adapter's added to those that it stands beside.
+
+    Args:
+        model: with an adapter or without.
+        params: its parameters.
+        what: it is, for messages.
+
+    Raises:
+        mistake.Mistake: the adapter unties a head, so that the whole has other parameters.
+    """
+    if model.adapter is None:
+        return params
+    leaves, apart = lora.merged(model, params)
+    if apart:
+        raise mistake.Mistake(
+            f"{what} has an adapter beside {next(iter(apart))}, which is tied to the embedding and cannot be "
+            "both; one without it was wanted"
+        )
+    return leaves
 
 
 def write(

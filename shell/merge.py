@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import attrs
 
-from shell import adapter, config, entry, mistake, options
+from adapters import peft_format
+from shell import adapter, config, entry, hubs, mistake, options
 
 READ = ("dtype", "torch_dtype", "revision", "trust_remote_code", "tokenizer")
 USAGE = "python -m shell.merge ADAPTER OUTPUT_DIR [--dtype float32]"
@@ -22,25 +23,30 @@ def run(words: Sequence[str]) -> int:
     """Read the words, then load torch and merge."""
     if words[:1] in (["-h"], ["--help"], ["help"]):
         print(
-            f"usage: {USAGE}\n\nADAPTER is a folder in PEFT's format, such as a run's model/. The sum is "
-            "made in float32 and written in --dtype, the base's own when not set; it loads without PEFT."
+            f"usage: {USAGE}\n\nADAPTER is a folder in PEFT's format, such as a run's model/, or the hub "
+            "id of one. The sum is made in float32 and written in --dtype, the base's own when not set; it "
+            "loads without PEFT."
         )
         return 0
     if len(words) < 2 or words[0].startswith("-") or words[1].startswith("-"):
         raise mistake.Mistake(f"{' '.join(words) or 'nothing'} came; {USAGE} was wanted.")
-    source, place = pathlib.Path(words[0]), pathlib.Path(words[1])
-    if not adapter.is_one(source):
-        inside = source / "model"
-        hint = f" Did you mean {inside}?" if adapter.is_one(inside) else ""
-        raise mistake.Mistake(f"{source} is no adapter: a folder with {adapter.CONFIG} was wanted.{hint}")
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise mistake.Mistake(f"{place} is not empty; name a folder that is, or a new one.")
-    for one in config.written(words[2:]):
+    told = config.written(words[2:])
+    for one in told:
         if one.key not in READ:
             raise mistake.Mistake(f"{one.where}: merging does not read {one.key}; {USAGE} was wanted.")
+    revision = next((one.value for one in told if one.key == "revision"), None)
+    hubs.fetched(options.Options(model=words[0], revision=revision))
+    source, place = pathlib.Path(words[0]), pathlib.Path(words[1])
+    found = hubs.folder(words[0], revision)
+    if found is None:
+        inside = source / "model"
+        hint = f" Did you mean {inside}?" if adapter.is_one(inside) else ""
+        raise mistake.Mistake(f"{source} is no adapter: a folder with {peft_format.CONFIG} was wanted.{hint}")
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise mistake.Mistake(f"{place} is not empty; name a folder that is, or a new one.")
     asked = ["--model", str(source), "--dataset", "demo", "--output_dir", str(place), *words[2:]]
     chosen = config.parse(["sft", *asked]).options
-    merge(chosen, place, scalar=adapter.read(source).scalar)
+    merge(chosen, place, scalar=adapter.read(found).scalar)
     print(f"the merged model is in {place}")
     return 0
 

@@ -3,8 +3,6 @@
 import collections
 import contextlib
 import math
-import resource
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +13,7 @@ import torch
 from adapters import compiling, signatures
 from core import metrics, pack, padded, ports
 from core.plan import cost, sample
+from shell import footprint
 
 FORMS = {form.__name__: form for form in (metrics.Mean, metrics.Sum, metrics.Minimum, metrics.Maximum)}
 SAME = ("seconds", "rows", "alone", "trained", "steps")
@@ -101,7 +100,9 @@ class Meter:
         total, window: of the whole run, and since it was last read.
         nonfinite: names of the decisive metrics that were not finite in the last step.
         graphs: counts of compiled graphs, where there are any; what compiling took is a part of its own.
+        drawing: counts of the graphs that completions are drawn with, likewise.
         signatures: counts those of steps, where that was asked for.
+        watch: measures what steps and completions hold, likewise.
         counted: sums of the whole run of every metric that is a count: what was left out, masked, empty.
     """
 
@@ -115,7 +116,9 @@ class Meter:
         self.total, self.window = Tally(), Tally()
         self.nonfinite: tuple[str, ...] = ()
         self.graphs: compiling.Counts | None = None
+        self.drawing: compiling.Counts | None = None
         self.signatures: signatures.Signatures | None = None
+        self.watch: footprint.Watch | None = None
         self.counted: dict[str, float] = collections.defaultdict(float)
         self._means: metrics.Metrics = {}
         self._new = 0
@@ -123,26 +126,28 @@ class Meter:
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Measure the wall time of a part of the run."""
-        start = time.perf_counter()
+        """Measure the wall time of a part of the run, but for what compiling took of it."""
+        start, before = time.perf_counter(), self._compiling()
         try:
-            yield
+            with self._watched(name == "rollouts"):
+                yield
         finally:
-            self.parts[name] += time.perf_counter() - start
+            compiled = self._compiling() - before
+            self.parts[name] += time.perf_counter() - start - compiled
+            self._add_compiling(compiled)
 
     @contextlib.contextmanager
     def step(self) -> Iterator[Step]:
         """Measure a step; its metrics join the window."""
         start, step, before = time.perf_counter(), Step(), self._compiling()
         known = 0 if self.signatures is None else len(self.signatures.seen)
-        with self.signatures or contextlib.nullcontext():
+        with self.signatures or contextlib.nullcontext(), self._watched():
             yield step
         if self.signatures is not None:
             self._new += len(self.signatures.seen) - known
         compiled = self._compiling() - before
         step.tally.seconds = time.perf_counter() - start - compiled
-        if compiled:
-            self.parts["compiling"] += compiled
+        self._add_compiling(compiled)
         self.parts["steps"] += step.tally.seconds
         self.total.add(step.tally)
         self.window.add(step.tally)
@@ -158,18 +163,29 @@ class Meter:
         found = metrics.values(self._means)
         found["step_time"] = self.window.seconds / max(1, self.window.steps)
         found |= self.ratios(self.window)
-        found["peak_memory_gb"] = peak_bytes() / 2**30
+        found["peak_memory_gb"] = footprint.resident() / 2**30
         if self.signatures is not None:
             found["compile/new_signatures"], self._new = float(self._new), 0
         if self.graphs is not None:
             told = ("forward", "backward", "fallbacks")
             found |= {f"compile/{name}": float(getattr(self.graphs, name)) for name in told}
+        if self.drawing is not None:
+            found["compile/drawing"] = float(self.drawing.forward)
         self.window, self._means = Tally(), {}
         return found
+
+    def _watched(self, counts: bool = True) -> contextlib.AbstractContextManager[None]:
+        """Return what counts the memory that is held meanwhile, where that was asked for."""
+        return self.watch.counting() if counts and self.watch is not None else contextlib.nullcontext()
 
     def _compiling(self) -> float:
         """Return the seconds that compiling has taken so far."""
         return 0.0 if self.graphs is None else self.graphs.seconds
+
+    def _add_compiling(self, seconds: float) -> None:
+        """Let what compiling took be a part, where it took anything."""
+        if seconds:
+            self.parts["compiling"] += seconds
 
     def ratios(self, tally: Tally) -> dict[str, float]:
         """Return what a tally says in ratios, over all ranks."""
@@ -244,7 +260,7 @@ class Meter:
             "trained_tokens": self.total.trained,
             "flops": self.total.flops,
             "steps": self.total.steps,
-            "peak_memory_bytes": peak_bytes(),
+            "peak_memory_bytes": footprint.resident(),
         }
         if price_per_hour is not None and self.total.trained:
             hours = self.total.seconds / 3600 * self._ranks.num
@@ -263,9 +279,3 @@ def _is_odd(means: metrics.Metrics, name: str) -> bool:
 def _fields(form: type) -> tuple[str, ...]:
     """Return the names of a metric's fields."""
     return tuple(field.name for field in attrs.fields(form))
-
-
-def peak_bytes() -> int:
-    """Return the most memory that this process has held."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -61,7 +61,6 @@ def checked(found: algorithms.Algorithm, name: str = "algorithm") -> algorithms.
         "rows": (found.rows, found.rows not in rows, " or ".join(rows)),
         "columns": ("a function", found.columns is not None and found.rows != "prompts", "None"),
         "watches": (", ".join(strange), bool(strange), f"of {', '.join(SCORES)}"),
-        "needs": ("divergences", "divergences" in found.reads, "no teacher"),
     }
     for field, (came, wrong, right) in wanted.items():
         if wrong:

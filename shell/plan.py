@@ -7,9 +7,10 @@ from typing import Any
 import attrs
 import torch
 
+from adapters import static_cache
 from core import pack, ports
-from core.plan import batching, cost, sizes
-from shell import config, feed
+from core.plan import batching, cost, memory, sizes
+from shell import config, feed, footprint
 
 MAX_STEPS = 64
 MAX_TOKENS = 2_000_000  # what a plan looks at in a second or two
@@ -29,9 +30,12 @@ class Promise:
         largest_pack: unique tokens in the largest pack.
         token_budget: most unique tokens in a forward.
         peak_memory_bytes: estimate for one process.
+        host_memory_bytes: of activations that wait in host memory, beside the device's.
+        held: what takes what of the estimate, by moment of a step and part.
         flops: of the whole run.
         trained_tokens: of the whole run.
         sizes: numbers of tokens that forwards are padded to; empty: nothing is padded.
+        cache: rows and places of the static cache that completions are drawn from; empty: there is none.
     """
 
     steps: int
@@ -50,6 +54,9 @@ class Promise:
     flops: int
     trained_tokens: int
     sizes: tuple[int, ...] = ()
+    host_memory_bytes: int = 0
+    held: memory.Plan = attrs.field(factory=dict)
+    cache: tuple[int, ...] = ()
 
 
 def promise(
@@ -59,9 +66,8 @@ def promise(
     couples: str,
     ranks: ports.Ranks,
     *,
-    checkpointing: bool | str,
-    num_trained: int | None = None,
-    split: bool = False,
+    levers: memory.Levers,
+    static: static_cache.Shapes | None = None,
 ) -> Promise:
     """Plan the run's first steps without building a tensor, and extrapolate.
 
@@ -70,15 +76,13 @@ def promise(
         num_steps: of the whole run.
         packing: how packs are made, the arguments of `feed.packs`.
         couples: what must be seen together.
-        ranks: who shares the steps.
-        checkpointing: activations are made again in backward.
-        num_trained: parameters; None: all.
-        split: parameters are split over the ranks.
+        ranks, levers: who shares the steps, and what memory depends on.
+        static: shapes that drawing keeps to; None: they follow what is drawn, or nothing is.
     """
     budget, share, shape = packing["budget"], packing["share"], packing["shape"]
     padded: sizes.Sizes | None = packing.get("sizes")
     size = None if padded is None else lambda nodes: sizes.fitting(padded, nodes, 0)[0]
-    place, planned, trained, seen = rows.start, [], 0, 0
+    place, planned, trained, seen, alone = rows.start, [], 0, 0, True
     while len(planned) < min(num_steps, MAX_STEPS) and seen < MAX_TOKENS:
         samples, place = rows.take(place)
         seen += sum(len(s.tokens) for s in samples)
@@ -86,10 +90,14 @@ def promise(
         assigned = batching.assign(
             samples, budget=budget, couples=couples, num_ranks=ranks.num, share=share, shape=shape
         )
+        alone = alone and max(map(len, assigned)) == 1
         planned.append(cost.summarize(samples, assigned, shape, budget=budget, share=share, size=size))
     count, nodes = len(planned), sum(p.nodes for p in planned)
     flops = sum(p.flops for p in planned)
     largest = max(p.largest for p in planned)
+    levers = attrs.evolve(levers, one_pack=alone and largest <= budget)
+    forward, shared = min(largest, budget), max(0, largest - budget)
+    held = memory.plan(shape, forward, levers, shared=shared, drawn=footprint.drawn(rows, ranks.num, static))
     return Promise(
         steps=num_steps,
         steps_planned=count,
@@ -103,14 +111,14 @@ def promise(
         pad_frac=sum(p.pad_share for p in planned) / count,
         largest_pack=largest,
         token_budget=budget,
-        peak_memory_bytes=cost.peak_bytes(
-            shape, min(largest, budget), trained_parameters=num_trained, checkpointing=checkpointing,
-            num_shards=ranks.num if split else 1,
-        ),
+        peak_memory_bytes=footprint.highest(held)[1],
         flops=flops * num_steps // count,
         trained_tokens=trained * num_steps // count,
         sizes=() if padded is None else padded.nodes,
-    )  # fmt: skip
+        host_memory_bytes=memory.hosted(shape, forward, levers, shared=shared),
+        held=held,
+        cache=() if static is None else (static.rows, static.places),
+    )
 
 
 def table(promised: Promise, chosen: config.Options, device: ports.Device, ranks: ports.Ranks) -> str:
@@ -139,6 +147,9 @@ def table(promised: Promise, chosen: config.Options, device: ports.Device, ranks
     }
     if promised.sizes:
         lines["sizes planned"] = ", ".join(map(str, promised.sizes)) + " tokens, padding included"
+    if promised.cache:
+        size = promised.held["drawing"]["keys_values"] / 2**30
+        lines["static cache"] = "{} rows of {} tokens".format(*promised.cache) + f", {size:.2f} GiB"
     if chosen.price_per_hour is not None:
         seconds = promised.flops / speed(device) / ranks.num
         cost_of = seconds / 3600 * chosen.price_per_hour * ranks.num

@@ -5,7 +5,6 @@ model is loaded; the first failure is told.
 """
 
 import functools
-import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ from huggingface_hub import utils as hub
 from adapters import pick, self_test
 from adapters import ranks as processes
 from core import algorithms, ports
-from core.plan import cost
+from core.plan import cost, memory
 from shell import (
     carried,
     choose,
@@ -28,6 +27,7 @@ from shell import (
     encode,
     exchanges,
     feed,
+    footprint,
     generate,
     low_rank,
     mistake,
@@ -42,9 +42,6 @@ from shell import (
     teachers,
 )
 
-FALLBACK_BUDGET = 16384
-RESERVE = 0.4  # of the device's memory: the estimate knows neither allocator nor neighbors
-
 
 @attrs.frozen(kw_only=True, eq=False)
 class Ready:
@@ -58,8 +55,8 @@ class Ready:
         packing: how packs are made.
         device, ranks: where.
         num_steps: optimizer steps of the whole run.
+        levers: what memory depends on.
         functions: what scores completions, where rows are prompts.
-        num_trained: parameters; None: all.
     """
 
     command: config.Command
@@ -74,8 +71,8 @@ class Ready:
     device: ports.Device
     ranks: ports.Ranks
     num_steps: int
+    levers: memory.Levers
     functions: tuple[rewards.Reward, ...] = ()
-    num_trained: int | None = None
 
 
 def ready(
@@ -108,7 +105,7 @@ def ready(
     algorithm, held = (algorithm, chosen.eval_dataset) if training else (evaluated, None)
     opened = _opened(chosen.dataset, chosen, chosen.dataset_split, algorithm)
     opened_eval = _opened(held, chosen, chosen.eval_split or "train", evaluated)
-    scored = generate.functions(chosen, functions, opened) if algorithm.rows == "prompts" else ()
+    scored = _scored(chosen, functions, opened, algorithm)
     dtype, described = choose.dtype(chosen, device), choose.config(chosen)
     if training:
         choose.check_dropout(chosen, described)
@@ -119,8 +116,8 @@ def ready(
     tokenizer = choose.tokenizer(chosen)
     limit = choose.max_length(command, described, display.note)
     limit = teachers.check(command, tokenizer, (shape, taught), limit, display.note)
-    beside = (_compared(shape, chosen) if "reference_logprobs" in algorithm.needs else None, taught)
-    budget = chosen.token_budget or _budget(runs, chosen, device, beside, trained)
+    levers = footprint.levers(chosen, device, _beside(shape, chosen, algorithm, taught), trained)
+    budget = footprint.budget(runs, chosen, device, levers)
     needed = own.columns(algorithm)
     bound = _rules(opened, chosen, tokenizer, limit, needed)
     bound_eval = _rules(opened_eval, chosen, tokenizer, limit, needed) if opened_eval else None
@@ -136,7 +133,7 @@ def ready(
     return Ready(
         command=command, algorithm=algorithm, tokenizer=tokenizer, rows=feeding, preview=preview,
         held_out=held_out if training else _rows(feeding), arrange=arrange, shape=shape, packing=packing,
-        device=device, ranks=ranks, num_steps=num_steps, functions=scored, num_trained=trained,
+        device=device, ranks=ranks, num_steps=num_steps, functions=scored, levers=levers,
     )  # fmt: skip
 
 
@@ -233,7 +230,7 @@ def _opened(
         streaming=chosen.streaming,
         task_options=chosen.task_options,
     )
-    found = found if chosen.teacher_model is None else tuple(map(exchanges.apart, found))
+    found = found if chosen.lmbda is None else tuple(map(exchanges.apart, found))
     opened = prompts.look(found) if algorithm.rows == "prompts" else data.look(found, algorithm.rows)
     for one, columns in zip(opened, (next(source.read(0))[1] for source in found), strict=True):
         carried.check(own.columns(algorithm), columns, algorithm.rows, where=one.source.name)
@@ -340,35 +337,27 @@ def _is_mixed(chosen: config.Options) -> bool:
     return chosen.lmbda is not None and 0.0 < chosen.lmbda < 1.0
 
 
-def _compared(shape: cost.ModelShape, chosen: config.Options) -> cost.ModelShape | None:
-    """Return the reference that is held beside the model: none where that is the model, its adapter off."""
-    alone = chosen.use_peft and chosen.ref_model is None
-    return None if alone or chosen.precompute_ref_log_probs else shape
+def _scored(
+    chosen: config.Options,
+    functions: Sequence[str | Callable[..., Any]],
+    opened: tuple[data.Opened, ...],
+    algorithm: algorithms.Algorithm,
+) -> tuple[rewards.Reward, ...]:
+    """Return what scores completions; where nothing is made of rewards a teacher judges every token."""
+    judged = algorithm.rows != "prompts" or (algorithm.columns is None and chosen.teacher_model is not None)
+    return () if judged else generate.functions(chosen, functions, opened)
 
 
-def _budget(
+def _beside(
     shape: cost.ModelShape,
     chosen: config.Options,
-    device: ports.Device,
-    beside: Sequence[cost.ModelShape | None],
-    trained: int | None,
-) -> int:
-    """Return the unique tokens of a forward that fit the device, by the estimate, beside frozen models."""
-    memory = device.memory()
-    if memory is None:
-        return FALLBACK_BUDGET
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if device.type == "cpu" else 1
-    frozen = sum(each.parameters * each.element_bytes for each in beside if each is not None)
-    known: dict[str, Any] = {
-        "trained_parameters": trained, "checkpointing": chosen.gradient_checkpointing,
-        "num_shards": int(os.environ.get("WORLD_SIZE", "1")) if chosen.fsdp else 1,
-    }  # fmt: skip
-    fits = cost.token_budget(shape, memory // local - frozen, reserve=RESERVE, **known)
-    if not fits:
-        peak = cost.peak_bytes(shape, 1, **known)
-        need = (peak + frozen) / 2**30
-        raise mistake.Mistake(
-            f"model {chosen.model} needs {need:.1f} GiB to train; {device.name} has {memory / 2**30:.1f} "
-            "GiB. Take a smaller model, or say how many tokens to try with --token_budget"
-        )
-    return fits
+    algorithm: algorithms.Algorithm,
+    taught: cost.ModelShape | None,
+) -> tuple[cost.ModelShape | None, ...]:
+    """Return the models that are held beside the one that trains, a reference and a teacher.
+
+    Neither is where it is the model itself, its adapter off.
+    """
+    alone = chosen.use_peft and chosen.ref_model is None
+    compared = "reference_logprobs" in algorithm.needs and not alone and not chosen.precompute_ref_log_probs
+    return (shape if compared else None, None if teachers.is_base(chosen) else taught)

@@ -56,6 +56,14 @@ class Display:
         self.notes.append(text)
         self._print(text)
 
+    def lines(self, text: str) -> None:
+        """Show lines that are no note: run.json has what they say in its own form.
+
+        Args:
+            text: with or without newlines.
+        """
+        self._print(text)
+
     def rows(self, read: int) -> None:
         """Tell how many rows are tokenized, now and then.
 

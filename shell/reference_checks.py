@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 
-from shell import entries, keys, options
+from shell import about, entries, keys, options
 
 Told = tuple[str, str] | None
 Given = Mapping[str, entries.Entry]
 
 MOVES = ("ref_model_mixup_alpha", "ref_model_sync_steps")
+ASKED = ("teacher_model_revision", "teacher_model_init_kwargs", "beta", "loss_top_k")
+"""What says which teacher, and how it is compared with."""
 TAUGHT = ("dtype", "torch_dtype", "revision", "attn_implementation")
 """Keys of `teacher_model_init_kwargs`; which kernel runs changes nothing."""
 
@@ -27,8 +29,11 @@ def reference(algorithm: str, chosen: options.Options, given: Given, *, compared
     for name in MOVES:
         if not chosen.sync_ref_model and options.asked(algorithm, chosen, given, name):
             return name, f"{getattr(chosen, name):g} came, and the reference stays; set sync_ref_model."
-    if chosen.sync_ref_model and chosen.use_peft:
-        return "sync_ref_model", "true came, and with use_peft the reference is the frozen base; keep one."
+    if chosen.sync_ref_model and chosen.use_peft and chosen.ref_model_mixup_alpha != 1:
+        return "ref_model_mixup_alpha", (
+            f"{chosen.ref_model_mixup_alpha:g} came, and with use_peft what is between two adapters is none "
+            "of their rank; 1 was wanted: the reference becomes the policy."
+        )
     return _cached(chosen) if chosen.precompute_ref_log_probs else None
 
 
@@ -53,15 +58,27 @@ def distill(chosen: options.Options, given: Given) -> Told:
     if not chosen.teacher_model:
         return (
             "--teacher_model",
-            "nothing came; a folder or hub id was wanted, as in --teacher_model BASE.",
+            "nothing came; a folder or hub id was wanted, as in --teacher_model BASE"
+            + (f"; {chosen.model} is its adapter's own base." if chosen.use_peft else "."),
         )
+    return taught(chosen) or _written(chosen, given)
+
+
+def own(chosen: options.Options, given: Given) -> Told:
+    """Find what is wrong with a teacher of a caller's own algorithm, or is asked of none."""
+    for name in ASKED:
+        if chosen.teacher_model is None and options.asked(about.OWN, chosen, given, name):
+            return name, (
+                "a teacher reads it, and there is none; set teacher_model, or leave it out: the numbers of "
+                "a loss of one's own stand in its code."
+            )
+    return taught(chosen)
+
+
+def taught(chosen: options.Options) -> Told:
+    """Find what a teacher cannot be loaded with, or asked for."""
     if (chosen.beta or 0.0) > 1:
         return "beta", f"{chosen.beta:g} came; 0 (forward) to 1 (reverse) was wanted."
-    return _taught(chosen) or _written(chosen, given)
-
-
-def _taught(chosen: options.Options) -> Told:
-    """Find what a teacher cannot be loaded with."""
     asked = chosen.teacher_model_init_kwargs or {}
     for name, value in asked.items():
         if name not in TAUGHT:

@@ -4,21 +4,22 @@ They are frozen, or they follow the policy now and then (`sync_ref_model`); then
 checkpoint.
 """
 
+import contextlib
 import hashlib
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import attrs
 import torch
 from torch import Tensor
 
-from adapters import scalar_head
+from adapters import scalar_head, transformers_lm
 from core import ports, steps
-from shell import checkpoint, choose, config, entries, mistake, resume
+from shell import adapter, choose, config, entries, low_rank, mistake, resume
 
 PREFIX = "reference/"
 # What makes the weights that a run starts from.
-_STARTS = ("model", "revision", "init_from", "seed", "tokenizer")
+_STARTS = ("model", "revision", "init_from", "seed", "tokenizer", *adapter.OWN)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -49,45 +50,106 @@ def frozen(params: Mapping[str, Tensor], *, base: str = "") -> Reference:
 
 
 def of(
+    model: transformers_lm.TransformersLM,
     params: Mapping[str, Tensor],
     origin: config.Options | None,
     device: ports.Device,
     *,
-    below: Mapping[str, Tensor],
+    chosen: config.Options,
     base: str,
 ) -> Reference:
     """Return the reference of a policy.
 
     Args:
-        params: that the policy starts from, as `frozen` takes them.
-        origin: whose `model` and `init_from` the reference is loaded from; None: it is `params`.
+        model: the policy's.
+        params: that the policy starts from.
+        origin: what loads the reference; None: it is what the policy starts from.
         device: where it runs.
-        below: the frozen weights under an adapter; none without one.
-        base: names these to the bit.
+        chosen: the policy's options.
+        base: names the weights under its adapter to the bit; empty without one.
 
     Raises:
         mistake.Mistake: it is another kind of model.
     """
-    if origin is None:
-        return frozen(params, base=base)
-    if origin.use_peft:
-        return frozen({}, base=base)  # the policy's own base
-    params = below or params
-    model, found = choose.model(origin, device, scalar=scalar_head.WEIGHT in params, training=False)
-    odd = sorted(found.keys() ^ params.keys()) or [n for n in params if found[n].shape != params[n].shape]
+    start = low_rank.start(model, params)
+    found = start if origin is None else beside(origin, chosen, model, params)
+    follows = bool(chosen.sync_ref_model and model.adapter)
+    if found is not None:
+        return frozen(low_rank.off(model, params) if follows and not found else found, base=base)
+    assert origin is not None
+    whole = model.frozen or params
+    with contextlib.nullcontext() if chosen.ref_model is None else called("ref_model"):
+        other, found = choose.model(origin, device, scalar=scalar_head.WEIGHT in whole, training=False)
+        found = found if origin.init_from is None else resume.weights(origin, other, found)
+    found = low_rank.merged(other, found, f"reference {origin.init_from}")
+    odd = sorted(found.keys() ^ whole.keys()) or [n for n in whole if found[n].shape != whole[n].shape]
     if odd:
         raise mistake.Mistake(
-            f"reference {origin.model} is another kind of model ({odd[0]} differs); one with the layers and "
-            "the vocabulary of the policy was wanted"
+            f"reference {origin.init_from or origin.model} is another kind of model ({odd[0]} differs); one "
+            "with the layers and the vocabulary of the policy was wanted"
         )
-    found = found if origin.init_from is None else resume.weights(origin, model, found)
-    found = {n: found[n].to(device=p.device, dtype=p.dtype) for n, p in params.items()}
+    if follows:
+        raise mistake.Mistake(
+            f"sync_ref_model and ref_model {chosen.ref_model}: a reference that follows an adapter is one of "
+            f"the same layers, rank and scale over {chosen.model}; leave one out"
+        )
+    found = {n: found[n].to(device=p.device, dtype=p.dtype) for n, p in whole.items()}
     return Reference(params=found, fingerprint=digest(found))
 
 
+def beside(
+    asked: config.Options,
+    chosen: config.Options,
+    model: transformers_lm.TransformersLM,
+    params: Mapping[str, Tensor],
+) -> dict[str, Tensor] | None:
+    """Return the parameters with which a policy's own module is another model, so that none is loaded.
+
+    Args:
+        asked: what would load the other model.
+        chosen: the policy's options.
+        model, params: of the policy.
+
+    Returns:
+        None of them, where it is the base of the policy's adapter; those of another adapter of the same
+        layers, rank and scale over that base; None where it is neither.
+    """
+    if model.adapter is None or not is_base(attrs.evolve(asked, init_from=None, use_peft=False), chosen):
+        return None
+    if asked.init_from is None:
+        return {}
+    if not asked.use_peft or low_rank.settings(asked).scale != model.adapter.settings.scale:
+        return None
+    try:
+        return resume.weights(asked, model, params)
+    except mistake.Mistake:
+        return None  # its layers are others
+
+
+def is_base(asked: config.Options, chosen: config.Options) -> bool:
+    """Say whether options load the weights that others put an adapter on, or start from without one.
+
+    Args:
+        asked: of a reference or a teacher.
+        chosen: of the policy.
+    """
+    names = ["revision", "dtype", "rope_scaling", *(("seed", "tokenizer") if chosen.model == "tiny" else ())]
+    same = all(getattr(asked, name) == getattr(chosen, name) for name in names)
+    return same and asked.init_from is None and not asked.use_peft and _place(asked) == _place(chosen)
+
+
+def _place(chosen: config.Options) -> str:
+    """Return where a model is, the same for every way to write a folder."""
+    folder = pathlib.Path(str(chosen.model))
+    return str(folder.resolve()) if folder.is_dir() else str(chosen.model)
+
+
 def named(chosen: config.Options) -> config.Options:
-    """Return the options that load the reference that `ref_model` names."""
-    return attrs.evolve(chosen, model=chosen.ref_model, revision=None, init_from=None, use_peft=False)
+    """Return the options that load the reference that `ref_model` names, a model or an adapter."""
+    asked = attrs.evolve(chosen, model=chosen.ref_model, revision=None, init_from=None, use_peft=False)
+    made = adapter.opened(asked)
+    adapter.check_kind(made, scalar=False)
+    return made
 
 
 def look(chosen: config.Options) -> None:
@@ -101,44 +163,71 @@ def look(chosen: config.Options) -> None:
     """
     if chosen.ref_model is None:
         return
+    with called("ref_model"):
+        asked = named(chosen)
+        choose.config(asked)
+        choose.check_weights(asked)
+
+
+@contextlib.contextmanager
+def called(option: str) -> Iterator[None]:
+    """Tell a mistake about a model as one about what an option names.
+
+    Args:
+        option: `ref_model` or `teacher_model`.
+    """
     try:
-        choose.config(named(chosen))
-        choose.check_weights(named(chosen))
+        yield
     except mistake.Mistake as told:
-        raise mistake.Mistake(str(told).replace("--model", "--ref_model")) from told
+        text = str(told).removeprefix("model ").removeprefix("init_from ")
+        for other in ("--model", "--tokenizer"):
+            text = text.replace(other, f"--{option}")
+        raise mistake.Mistake(f"{option} {text}") from told
 
 
-def origin(chosen: config.Options, note: Callable[[str], None]) -> config.Options:
+def origin(command: config.Command, note: Callable[[str], None]) -> config.Options:
     """Return the options that load what an evaluated model is compared with; a line says what that is.
 
     In this order: what `ref_model` names; `model`, where `init_from` brings the weights that are evaluated;
-    what the run began with that left the model folder. The model itself would be at a distance of 0.
+    what the run began with that left the folder, be it a model or an adapter; of another adapter the base.
+    The model itself would be at a distance of 0.
 
     Args:
-        chosen: the options.
+        command: what was asked for.
         note: told.
 
     Raises:
         mistake.Mistake: none of these is there.
     """
+    chosen = command.options
     if chosen.ref_model is not None:
         return named(chosen)
-    if chosen.init_from is not None:
+    if chosen.init_from is not None and "init_from" in command.given:
         note(f"the reference is {chosen.model}, under the weights of {chosen.init_from}")
-        return attrs.evolve(chosen, init_from=None)
-    folder = pathlib.Path(str(chosen.model))
+        return attrs.evolve(chosen, init_from=None, use_peft=False)
+    folder = pathlib.Path(chosen.init_from or str(chosen.model))  # of an adapter, or of a model
     file = folder.parent / "config.yaml"
-    if folder.name != "model" or not file.is_file():
-        raise mistake.Mistake(
-            f"model {chosen.model}: this loss compares it with a reference, and nothing says which; name the "
-            "model that its training began with, as in --ref_model BASE"
-        )
+    if folder.name == "model" and file.is_file():
+        return _began(chosen, file, note)
+    if chosen.init_from is not None:
+        note(f"the reference is {chosen.model}, the base of the adapter {folder}")
+        return attrs.evolve(chosen, init_from=None, use_peft=False)
+    raise mistake.Mistake(
+        f"model {chosen.model}: this loss compares it with a reference, and nothing says which; name the "
+        "model that its training began with, as in --ref_model BASE"
+    )
+
+
+def _began(chosen: config.Options, file: pathlib.Path, note: Callable[[str], None]) -> config.Options:
+    """Return the options that load the reference that a run began with."""
     written = {one.key: one.value for one in entries.from_file(str(file))}
     usual = config.Options()
     began = attrs.evolve(chosen, **{name: written.get(name, getattr(usual, name)) for name in _STARTS})
     if written.get("ref_model"):
-        began = attrs.evolve(began, model=written["ref_model"], revision=None, init_from=None)
-    note(f"the reference is {began.init_from or began.model}, which the run in {folder.parent} began with")
+        began = named(attrs.evolve(began, ref_model=written["ref_model"]))
+    elif began.init_from is None:
+        began = attrs.evolve(began, use_peft=False)  # a new adapter is its base
+    note(f"the reference is {began.init_from or began.model}, which the run in {file.parent} began with")
     return began
 
 
@@ -185,30 +274,6 @@ def join(
     if reference is None or not chosen.sync_ref_model:
         return reference
     return {n: tensors[f"{PREFIX}{n}"].to(device=p.device, dtype=p.dtype) for n, p in reference.items()}
-
-
-def check(found: Reference | None, saved: checkpoint.Saved, chosen: config.Options) -> None:
-    """Refuse to go on with another reference than the one a run began with.
-
-    Args:
-        found: what was loaded.
-        saved: the checkpoint that the run goes on from.
-        chosen: the options.
-
-    Raises:
-        mistake.Mistake: the parameters differ.
-    """
-    before = saved.values.get("reference")
-    if found is None or chosen.resume == "force" or before in (None, found.fingerprint):
-        return
-    if chosen.sync_ref_model:  # the checkpoint holds it
-        return
-    source = chosen.ref_model or chosen.init_from or chosen.model
-    raise mistake.Mistake(
-        f"{source} holds other weights than when the run in {chosen.output_dir} began, and they are its "
-        "reference. Put the old ones back, name another output_dir to begin anew, or say --resume force to "
-        "go on with the new ones as the reference"
-    )
 
 
 def digest(params: Mapping[str, Tensor]) -> str:

@@ -108,6 +108,30 @@ def _check_rows(saved: checkpoint.Saved, rows: feed.Feed, chosen: config.Options
         )
 
 
+def unchanged(
+    saved: checkpoint.Saved, chosen: config.Options, what: str, found: str | None, source: str
+) -> None:
+    """Refuse to go on beside other frozen weights than those that a run began with.
+
+    Args:
+        saved: the checkpoint that the run goes on from.
+        chosen: the options.
+        what: the weights are: `reference` or `teacher`.
+        found: names to the bit what was loaded; None: there is none.
+        source: where it came from.
+
+    Raises:
+        mistake.Mistake: the weights differ.
+    """
+    if found is None or chosen.resume == "force" or saved.values.get(what) in (None, found):
+        return
+    raise mistake.Mistake(
+        f"{source} holds other weights than when the run in {chosen.output_dir} began, and they are its "
+        f"{what}. Put the old ones back, name another output_dir to begin anew, or say --resume force to go "
+        f"on with the new ones as the {what}"
+    )
+
+
 def check_source(chosen: config.Options) -> None:
     """Refuse an `init_from` that cannot be started from, before anything is loaded."""
     if chosen.init_from is None:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from adapters import compiling
 from core import advantages, algorithms, keys, kl, metrics, ports, steps
 from core.plan import sample
 from shell import answers, buffer, carried, feed, measure, own, prompts, refill, rewards, rounds, scored
@@ -73,6 +74,12 @@ class Rollouts:
         self._packing, self._reference, self._num_steps = dict(packing), reference, num_steps
         self._mask, self._keep_masked, self._tries = mask_truncated, keep_masked, tries
         self._held: list[list[sample.Sample]] = []
+
+    @property
+    def graphs(self) -> compiling.Counts | None:
+        """Return what was compiled to draw with; None where nothing is."""
+        static = getattr(self._asking.engine, "static", None)
+        return None if static is None or static.compiled is None else static.counts
 
     def draw(self, state: steps.TrainState, reference: ports.Params | None = None) -> Drawn:
         """Return the samples of the step that begins where the state stands.

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from shell import about, entries, options
+from shell import about, entries, options, reference_checks
 
 Told = tuple[str, str] | None
 Given = Mapping[str, entries.Entry]
@@ -30,7 +30,7 @@ def own(chosen: options.Options, given: Given) -> Told:
     """Find what is wrong with the options of rollouts for an algorithm that seems to have some, by them."""
     names = ("num_generations", "reward_funcs", "steps_per_generation", "num_iterations")
     seems = any(options.asked(about.OWN, chosen, given, name) for name in names)
-    return prompts(chosen) if seems else None
+    return reference_checks.own(chosen, given) or (prompts(chosen) if seems else None)
 
 
 def prompts(chosen: options.Options) -> Told:
@@ -74,6 +74,8 @@ def _entropy(chosen: options.Options, given: Given) -> Told:
         return "entropy_coef_min", f"{low:g} came, above entropy_coef_max, {high:g}."
     if chosen.use_adaptive_entropy and first > high:
         return "entropy_coef", f"{first:g} came, above entropy_coef_max, {high:g}."
+    if options.asked("grpo", chosen, given, "entropy_coef") and first < low:
+        return "entropy_coef", f"{first:g} came, below entropy_coef_min, {low:g}; left out, it is that."
     return None
 
 

@@ -110,6 +110,9 @@ class RunOptions:
         (), "trackers to log to", result=False
     )
     dry_run: bool = _run(False, "print the plan and stop before the model is loaded", result=False)
+    memory_report: bool = _run(
+        False, "tell what takes what of the memory, promised and reached; counting slows a CPU", result=False
+    )
     price_per_hour: float | None = _run(
         None, "of one device, to report the cost of tokens", low=0, result=False
     )

@@ -1,17 +1,17 @@
 """The teacher of a distillation: whether it can teach this student, told before either is loaded; loaded."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 import transformers
+from torch import Tensor
 
-from adapters import teacher
+from adapters import teacher, transformers_lm
 from core import ports
 from core.losses import distill
 from core.plan import cost
-from shell import checkpoint, choose, config, generate, keys, mistake, references
+from shell import adapter, choose, config, generate, keys, mistake, references, resume
 
 
 def look(chosen: config.Options, device: ports.Device) -> cost.ModelShape | None:
@@ -26,8 +26,8 @@ def look(chosen: config.Options, device: ports.Device) -> cost.ModelShape | None
     """
     if chosen.teacher_model is None:
         return None
-    asked = _asked(chosen)
-    with _named():
+    with references.called("teacher_model"):
+        asked = _asked(chosen)
         found = choose.shape(asked, choose.config(asked), choose.dtype(asked, device))
         choose.check_weights(asked)
     return found
@@ -57,11 +57,13 @@ def check(
         return limit
     if told := distill.fading(command.options.beta or 0.0):
         note(told)
-    asked = _asked(command.options)
-    with _named():
+    with references.called("teacher_model"):
+        asked = _asked(command.options)
         theirs = choose.tokenizer(asked)
         holds = choose.max_length(attrs.evolve(command, options=asked), choose.config(asked), note)
     _same(asked, tokenizer, theirs)
+    if references.is_base(asked, command.options) and command.options.init_from is None:
+        note("teacher_model is what the student starts from: their divergence is 0, and nothing is learned")
     largest = max(tokenizer.get_vocab().values())
     if largest >= min(student.vocab, taught.vocab):
         raise mistake.Mistake(
@@ -72,68 +74,62 @@ def check(
     return min((number for number in (limit, holds) if number is not None), default=None)
 
 
-def load(chosen: config.Options, device: ports.Device) -> teacher.Teacher | None:
+def is_base(chosen: config.Options) -> bool:
+    """Say whether the teacher is the base of the student's adapter, which runs with the adapter off.
+
+    Where parameters are split each process would have to run it as often as the others: it is a copy.
+
+    Args:
+        chosen: the options.
+    """
+    asked = None if chosen.teacher_model is None or not chosen.use_peft or chosen.fsdp else _asked(chosen)
+    return asked is not None and references.is_base(asked, chosen)
+
+
+def load(
+    chosen: config.Options,
+    device: ports.Device,
+    model: transformers_lm.TransformersLM,
+    params: Mapping[str, Tensor],
+) -> teacher.Teacher | None:
     """Load the teacher; None where there is none.
 
     Args:
         chosen: the options.
         device: where it runs.
+        model, params: of the student: where its base is the teacher too, or what another adapter stands
+            beside that teaches it, nothing is loaded twice.
+
+    Raises:
+        mistake.Mistake: it cannot be loaded.
     """
     if chosen.teacher_model is None:
         return None
-    with _named():
-        model, params = choose.model(_asked(chosen), device, training=False)
+    with references.called("teacher_model"):
+        asked = _asked(chosen)
+        found = None if chosen.fsdp else references.beside(asked, chosen, model, params)
+        if found is None:
+            model, found = choose.model(asked, device, training=False)
+            found = found if asked.init_from is None else resume.weights(asked, model, found)
+    base = references.digest(model.frozen) if model.adapter else ""
     return teacher.Teacher(
-        model=generate.tempered(model, chosen),
-        params=params,
+        model=generate.tempered(attrs.evolve(model, compiled=None), chosen),
+        params=found,
         beta=1.0 if chosen.beta is None else chosen.beta,
         num_kept=chosen.loss_top_k or 0,
-        fingerprint=references.digest(params),
+        fingerprint=base + (references.digest(found) if found else ""),
     )
-
-
-def recheck(found: teacher.Teacher | None, saved: checkpoint.Saved, chosen: config.Options) -> None:
-    """Refuse to go on with another teacher than the one a run began with.
-
-    Args:
-        found: what was loaded.
-        saved: the checkpoint that the run goes on from.
-        chosen: the options.
-
-    Raises:
-        mistake.Mistake: the parameters differ.
-    """
-    before = saved.values.get("teacher")
-    if found is None or chosen.resume == "force" or before in (None, found.fingerprint):
-        return
-    raise mistake.Mistake(
-        f"teacher_model {chosen.teacher_model} holds other weights than when the run in {chosen.output_dir} "
-        "began. Put the old ones back, name another output_dir to begin anew, or say --resume force to go on "
-        "under the new teacher"
-    )
-
-
-@contextlib.contextmanager
-def _named() -> Iterator[None]:
-    """Tell a mistake about a model as one about the teacher."""
-    try:
-        yield
-    except mistake.Mistake as told:
-        text = str(told).removeprefix("model ")
-        for option in ("--model", "--tokenizer"):
-            text = text.replace(option, "--teacher_model")
-        raise mistake.Mistake(f"teacher_model {text}") from told
 
 
 def _asked(chosen: config.Options) -> config.Options:
-    """Return the options that load the teacher as the model."""
-    asked: dict[str, Any] = dict(chosen.teacher_model_init_kwargs or {})
+    """Return the options that load the teacher, a model or an adapter, as the model."""
+    told: dict[str, Any] = dict(chosen.teacher_model_init_kwargs or {})
     tiny = chosen.teacher_model == "tiny"
-    dtype = asked.get("dtype", asked.get("torch_dtype", chosen.dtype))
-    return attrs.evolve(
+    dtype = told.get("dtype", told.get("torch_dtype", chosen.dtype))
+    made = attrs.evolve(
         chosen,
         model=chosen.teacher_model,
-        revision=asked.get("revision", chosen.teacher_model_revision),
+        revision=told.get("revision", chosen.teacher_model_revision),
         dtype=keys.foreign("dtype", str(dtype).removeprefix("torch.")),
         tokenizer=chosen.tokenizer if tiny else None,
         seed=chosen.seed + tiny,  # of the same seed it would be a tiny student's very self
@@ -141,6 +137,9 @@ def _asked(chosen: config.Options) -> config.Options:
         use_peft=False,
         rope_scaling=None,
     )
+    asked = adapter.opened(made)
+    adapter.check_kind(asked, scalar=False)
+    return asked
 
 
 def _same(asked: config.Options, ours: Any, theirs: Any) -> None:

@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(words: Sequence[str]) -> int:
     """Read the words, then load torch and train."""
-    command = config.parse(words)
+    command = config.fetched(lambda: config.parse(words))
     checks.placed(command.options)
     from shell import jobs  # torch: only after the options are right
 

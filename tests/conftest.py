@@ -1,4 +1,7 @@
-"""What every test has: shape checks over core, hypothesis without a clock, and an honest count of skips."""
+"""What every test has: shape checks over core, hypothesis without a clock, and an honest count of skips.
+
+With several workers the files that take longest come first, so that no worker is left with one alone.
+"""
 
 import collections
 import os
@@ -6,7 +9,7 @@ import os
 import hypothesis
 import jaxtyping
 
-from tests import shapes
+from tests import disk, shapes
 
 PLAIN = os.environ.get("ESPALIER_PLAIN") == "1"
 
@@ -20,13 +23,26 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 if not PLAIN:
     jaxtyping.install_import_hook("core", f"{shapes.__name__}.checked")
 
+disk.hurry()
+
 hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+# Half a minute and more each; a name that is missing here costs time and nothing else.
+LONGEST = (
+    "test_plain.py", "test_static.py", "test_resume.py", "test_train_grpo.py", "test_rollout.py",
+    "test_train_preference.py", "test_references.py", "test_dynamic_sampling.py", "test_fsdp.py",
+    "test_adding_a_loss.py", "test_examples.py", "test_ranks_train.py", "test_train_distill.py",
+)  # fmt: skip
+
+
 def pytest_collection_modifyitems(config, items):
     """Leave the `plain` tests to the process of their own that test_plain.py starts."""
+    if hasattr(config, "workerinput"):
+        places = {name: place for place, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
     if PLAIN:
         return
     plain = [item for item in items if item.get_closest_marker("plain")]

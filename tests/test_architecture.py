@@ -8,7 +8,7 @@ import sys
 import pytest
 from importlinter import cli
 
-from tests import paths
+from tests import paths, warm
 
 ROOTS = ("core", "adapters", "shell")
 OURS = sorted(path for root in ROOTS for path in (paths.ROOT / root).rglob("*.py"))
@@ -46,6 +46,12 @@ def test_importing_it_brings_neither_torch_nor_transformers(module):
         [sys.executable, "-c", code], cwd=paths.ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == []
+
+
+def test_what_a_run_loads_brings_no_compiler():
+    loaded = ("shell.jobs", "transformers.models.llama.modeling_llama", "torch._inductor.compile_fx")
+    code, out, err = warm.program("-c", f"import sys; print([name in sys.modules for name in {loaded}])")
+    assert (code, out) == (0, "[True, True, False]\n"), err
 
 
 def test_no_file_is_longer_than_four_hundred_lines():

@@ -87,3 +87,10 @@ def test_ci_runs_the_commands_of_the_readme():
     assert len(commands) == 2
     for step in (" ".join(step.split()) for line in commands for step in line.split("&&")):
         assert step in script, step
+
+
+def test_benchmarks_take_json_as_their_page_says():
+    page = (DOCS / "benchmarks.md").read_text()
+    named = set(re.findall(r"`python -m tests\.benchmarks\.(\w+)", page))
+    sources = {name: (paths.ROOT / "tests" / "benchmarks" / f"{name}.py").read_text() for name in named}
+    assert {name for name, text in sources.items() if '"--json"' not in text} == {"curves", "picture"}

@@ -14,6 +14,11 @@ ALLOWED = {
     ("core/differences.py", "_Held.__init__", "writes an attribute"): "made and forgotten in one call",
     ("core/differences.py", "_Held.__torch_function__", "method for its effect"): "as above: its own list",
     ("core/head.py", "_pull", "writes to an argument"): "takes over a tile that its callers made for it",
+    ("core/head.py", "add", "writes to an argument"): "as above, and adds to sums that its callers made",
+    ("core/places.py", "put", "writes to an argument"): "fills an output that its caller made",
+    ("core/places.py", "put", "method for its effect"): "as above",
+    ("core/places.py", "add", "writes to an argument"): "adds to a sum that its caller made",
+    ("core/places.py", "add", "method for its effect"): "as above",
 }
 
 

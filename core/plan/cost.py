@@ -1,4 +1,4 @@
-"""FLOPs and bytes of training on a forest, and what sharing saves: plain arithmetic on a model's shape."""
+"""FLOPs of training on a forest, and what sharing saves: plain arithmetic on a model's shape."""
 
 from collections.abc import Callable, Sequence
 
@@ -20,6 +20,7 @@ class ModelShape:
         vocab: rows of the output matrix.
         parameters: all parameters, a tied matrix counted once.
         gated: whether the feed-forward part has three matrices (gate, up, down) rather than two.
+        tied: whether the output matrix is the embedding.
         element_bytes: bytes of a parameter and of an activation (4 float32, 2 bfloat16).
     """
 
@@ -32,6 +33,7 @@ class ModelShape:
     vocab: int
     parameters: int
     gated: bool = True
+    tied: bool = True
     element_bytes: int = 4
 
 
@@ -131,103 +133,6 @@ def work(samples: Sequence[samples_.Sample], *, share: bool = True) -> Work:
     trained = np.zeros(len(tree.tokens), bool)
     trained[nodes[np.concatenate([one.trained for one in samples])]] = True
     return Work(nodes=len(tree.tokens), pairs=pairs(tree), edges=int(trained.sum()))
-
-
-def peak_bytes(
-    shape: ModelShape,
-    nodes: int,
-    *,
-    trained_parameters: int | None = None,
-    checkpointing: bool | str = False,
-    head_tile: int = 1024,
-    num_shards: int = 1,
-) -> int:
-    """Estimate the largest memory of a training step over a pack of `nodes` tokens, each of them predicted.
-
-        state       = (e parameters + (max(e, 4) + 8 (+ 4 where e < 4)) trained) / shards
-        block       = e (4 h + 3 heads d + 4 kv d + 4 i) + 16 h
-        activations = nodes layers block;  checkpointed: nodes (layers e h + block)
-                      selective: nodes (layers (e h + e heads d + 4 heads) + block)
-        head        = 2 tiles of head_tile x vocab in float32 + 4 e h nodes
-
-    State is weights, gradients in float32 or better, moments and, in half precision, float32 masters; a block
-    is what backward reads of one node in one layer, norms in float32.
-
-    An estimate: allocators, kernels' workspaces and fragmentation come on top.
-
-    Args:
-        shape: the model; e is its element_bytes.
-        nodes: tokens in the pack.
-        trained_parameters: how many of the parameters are trained; None: all.
-        checkpointing: as in `flops`; `selective` keeps what attention gave, its log-sum-exp included.
-        head_tile: rows of logits held at a time.
-        num_shards: over how many ranks parameters, gradients and moments are split.
-    """
-    fixed, each = _memory(shape, trained_parameters, checkpointing, head_tile, num_shards)
-    return fixed + each * nodes
-
-
-def token_budget(
-    shape: ModelShape,
-    memory_bytes: int,
-    *,
-    trained_parameters: int | None = None,
-    checkpointing: bool | str = False,
-    head_tile: int = 1024,
-    num_shards: int = 1,
-    reserve: float = 0.1,
-) -> int:
-    """Return the largest pack, in tokens, whose `peak_bytes` fit.
-
-    Args:
-        shape: the model.
-        memory_bytes: memory of one device.
-        trained_parameters: as in `peak_bytes`.
-        checkpointing: as in `peak_bytes`.
-        head_tile: as in `peak_bytes`.
-        num_shards: as in `peak_bytes`.
-        reserve: share of the memory that is left free for what the estimate does not know, in [0, 1).
-
-    Returns:
-        The budget; 0 where not even the parameters and their state fit.
-    """
-    fixed, each = _memory(shape, trained_parameters, checkpointing, head_tile, num_shards)
-    return max(0, int((1 - reserve) * memory_bytes - fixed) // each)
-
-
-def dormant_bytes(shape: ModelShape, kept: int) -> int:
-    """Return the memory of what pieces of a forest keep for one another: keys, values and their gradients.
-
-        layers kept 2 kv d (e + max(e, 4))
-
-    It is the device's, or the host's where activations wait there: that much more then fits a pack.
-
-    Args:
-        shape: the model; e is its element_bytes.
-        kept: nodes that later pieces attend to.
-    """
-    size = shape.element_bytes
-    return shape.layers * kept * 2 * shape.kv_heads * shape.head_dim * (size + max(size, 4))
-
-
-def _memory(
-    shape: ModelShape,
-    trained_parameters: int | None,
-    checkpointing: bool | str,
-    head_tile: int,
-    num_shards: int,
-) -> tuple[int, int]:
-    """Return the bytes that do not depend on the pack, and those of one node."""
-    size, hidden = shape.element_bytes, shape.hidden
-    trained = shape.parameters if trained_parameters is None else trained_parameters
-    state = size * shape.parameters + (max(size, 4) + 8 + (4 if size < 4 else 0)) * trained
-    attention = (3 * shape.heads + 4 * shape.kv_heads) * shape.head_dim
-    block = size * (4 * hidden + attention + 4 * shape.intermediate) + 16 * hidden
-    kept = size * hidden  # the input of a layer
-    if checkpointing == "selective":
-        kept += (size * shape.head_dim + 4) * shape.heads
-    layers = shape.layers * kept + block if checkpointing else shape.layers * block
-    return -(-state // num_shards) + 2 * head_tile * shape.vocab * 4, layers + 4 * size * hidden
 
 
 def summarize(

@@ -5,6 +5,9 @@ from collections.abc import Mapping
 import attrs
 import numpy as np
 
+OWN = frozenset({"sample", "group", "num_terms", "num_samples", "chosen", "rejected"})
+"""Columns that the table of a batch makes itself."""
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class Sample:
@@ -42,6 +45,11 @@ class Sample:
             )
         if length and self.trained[0]:
             raise ValueError("Sample.trained[0] is True; nothing predicts a first token, so set it to False.")
+        taken = sorted(OWN & self.columns.keys())
+        if taken:
+            raise ValueError(
+                f"Sample column {taken[0]!r} is one that the table makes itself; name it otherwise."
+            )
         for name, column in self.columns.items():
             if isinstance(column, np.ndarray) and column.shape != (length,):
                 raise ValueError(

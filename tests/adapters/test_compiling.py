@@ -1,5 +1,7 @@
 """A compiled decoder: as many graphs as planned, whatever is trained, measured or updated."""
 
+import importlib
+
 import attrs
 import numpy as np
 import pytest
@@ -17,7 +19,6 @@ SHAPE = {
     "vocab_size": 11,
     "hidden_size": 16,
     "intermediate_size": 24,
-    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
@@ -28,10 +29,11 @@ def bound():
     return made()
 
 
-def made(**options):
+def made(num_layers=2, **options):
     torch.manual_seed(0)
+    shape = transformers.LlamaConfig(**SHAPE, num_hidden_layers=num_layers)
     module = transformers.AutoModelForCausalLM.from_config(
-        transformers.LlamaConfig(**SHAPE), dtype=torch.float32, attn_implementation=tree_attention.NAME
+        shape, dtype=torch.float32, attn_implementation=tree_attention.NAME
     )
     return loading.bind(module, **options)
 
@@ -117,8 +119,8 @@ def test_a_shape_beyond_the_plan_runs_without_a_graph_where_that_was_asked_for_a
     assert (graph.compiled.counts.forward, graph.compiled.counts.fallbacks) == (1, 2)
 
 
-def test_symbols_serve_every_length_with_a_bounded_number_of_graphs(bound):
-    model, params = bound
+def test_symbols_serve_every_length_with_a_bounded_number_of_graphs():
+    model, params = made(num_layers=1)
     graph = compiled(model, static=False, limit=compiling.FREE_GRAPHS)
     for each in packs([9], [5, 6], [20, 21], [30], [7, 7, 7], [2], [64], static=False):
         assert_equal(model, graph, params, each)
@@ -142,3 +144,23 @@ def test_pieces_of_a_pack_run_without_a_graph_and_are_counted(bound):
     each = pack.build(samples, pack.count(samples), budget=16)
     steps.evaluate(graph, algorithms.sft, params, [each])
     assert graph.compiled.counts.fallbacks == 2
+
+
+def test_inductors_graphs_are_counted_once_whether_it_makes_them_or_has_them_on_disk(monkeypatch):
+    made_anew = importlib.import_module("torch._inductor.compile_fx")
+    monkeypatch.setattr(made_anew, "compile_fx_inner", lambda graph, examples, **_: graph)
+    counts, given = compiling.Counts(), [torch.ones(2), torch.ones(2, requires_grad=True)]
+    backend = compiling.counted("inductor", counts)
+
+    def both(graph, examples, inner_compile):
+        inner_compile(graph, examples)
+        return inner_compile(graph, examples, is_backward=True)
+
+    monkeypatch.setattr(made_anew, "compile_fx", both)
+    backend(None, given)
+    assert (counts.forward, counts.backward) == (1, 1)
+    monkeypatch.setattr(made_anew, "compile_fx", lambda graph, examples, inner_compile: graph)
+    backend(None, given)
+    assert (counts.forward, counts.backward) == (2, 2)
+    backend(None, given[:1])  # nothing to differentiate
+    assert (counts.forward, counts.backward) == (3, 2)

@@ -5,7 +5,7 @@ import torch
 
 from adapters import in_pieces, loading, shapes
 from core import pack
-from core.plan import cost
+from core.plan import memory
 from tests.adapters import zoo
 from tests.devices import emulated
 
@@ -109,7 +109,7 @@ def test_what_pieces_share_may_wait_in_host_memory():
 
 def _held(offloaded):
     """One step in pieces on the emulated device: distance from the CPU's, bytes held between its passes."""
-    memory, results, held = torch.get_device_module("neuron"), [], []
+    device_memory, results, held = torch.get_device_module("neuron"), [], []
     samples = zoo.rows(stem=200)
     for device in ("cpu", "neuron"):
         module = zoo.build("llama", max_position_embeddings=512, num_hidden_layers=4).float()
@@ -117,10 +117,10 @@ def _held(offloaded):
             module, device=device, attention="mask", activation_offloading=offloaded and device == "neuron"
         )
         each = pack.build(samples, pack.count(samples), device=device, budget=64)
-        before = memory.memory_allocated()
+        before = device_memory.memory_allocated()
 
         def loss(scores, before=before):
-            held.append(memory.memory_allocated() - before)
+            held.append(device_memory.memory_allocated() - before)
             return coupled(scores)
 
         results.append(model.pull_back(params, each, 0, loss))
@@ -139,7 +139,7 @@ def test_in_host_memory_it_takes_none_of_the_devices_and_changes_no_gradient():
         assert found["gap"] < 1e-4
     shape = shapes.shape(zoo.config("llama", num_hidden_layers=4), torch.float32)
     # What waits between the passes is keys and values; their gradients come after.
-    assert kept["held"] - moved["held"] >= 0.9 * cost.dormant_bytes(shape, 192) / 2
+    assert kept["held"] - moved["held"] >= 0.9 * memory.dormant(shape, 192) / 2
 
 
 def test_a_pack_within_the_budget_is_one_piece():

@@ -1,6 +1,7 @@
 """An adapter's gradients are the merged model's chain rule; its folder is one of PEFT's."""
 
 import json
+import pathlib
 
 import peft
 import pytest
@@ -8,7 +9,7 @@ import torch
 import transformers
 from transformers import pytorch_utils
 
-from adapters import loading, lora, peft_files
+from adapters import loading, lora, peft_files, peft_format
 from core import algorithms, keys, optimizers, pack, record, steps
 from tests.adapters import zoo
 
@@ -225,6 +226,13 @@ def test_names_that_fit_no_layer_or_the_wrong_one_are_refused(settings, told):
         lora.resolve(zoo.build("llama"), lora.Settings(**settings))
 
 
+def test_an_adapter_beside_a_head_that_is_trained_whole_as_the_embedding_is_refused():
+    settings = lora.Settings(targets=("q_proj", "lm_head"), whole=("embed_tokens",))
+    with pytest.raises(ValueError, match="lm_head whole, and lora_target_modules gives it an adapter; keep"):
+        lora.resolve(zoo.build("llama", tie_word_embeddings=True), settings)
+    assert lora.resolve(zoo.build("llama", tie_word_embeddings=False), settings)[1] == ("model.embed_tokens",)
+
+
 def test_targets_are_names_patterns_or_all_linear_layers_but_the_head():
     module = zoo.build("llama")
 
@@ -314,3 +322,25 @@ def test_an_adapter_of_another_model_is_refused(tmp_path):
     other, params, _ = adapted(rank=4)
     with pytest.raises(ValueError, match=r"not one of this model: .*lora_A"):
         peft_files.read(other, params, folder)
+
+
+@pytest.mark.parametrize(
+    ("told", "line"),
+    [
+        ({"lora_alpha": 7}, "has lora_alpha 7, and this model's has "),
+        ({"use_rslora": True}, "has use_rslora True"),
+        ({"peft_type": "LOHA"}, "has peft_type 'LOHA'; plain LoRA"),
+        ({"alpha_pattern": {"q_proj": 3}}, "has alpha_pattern"),
+        ({"use_dora": True}, "has use_dora True"),
+        ({"init_lora_weights": "pissa"}, "has init_lora_weights 'pissa'"),
+    ],
+)
+def test_an_adapter_of_another_scale_or_kind_is_refused_where_its_matrices_fit(tmp_path, told, line):
+    _, _, folder = saved(tmp_path)
+    model, params, _ = adapted()
+    path = pathlib.Path(folder) / peft_format.CONFIG
+    written = json.loads(path.read_text())
+    peft_files.read(model, params, folder)
+    path.write_text(json.dumps({**written, **told}))
+    with pytest.raises(ValueError, match=line):
+        peft_files.read(model, params, folder)

@@ -1,10 +1,12 @@
 """Activations that wait in host memory change no gradient, and take none of the device's memory meanwhile."""
 
+import attrs
 import pytest
 import torch
 
-from adapters import loading
+from adapters import loading, offload, shapes
 from core import pack
+from core.plan import memory
 from tests.adapters import zoo
 from tests.devices import emulated
 
@@ -23,7 +25,7 @@ def _steps(kinds):
 
 def _step(modes):
     """One step on the emulated device: distance from the CPU's, and bytes held between its passes."""
-    memory, results = torch.get_device_module("neuron"), []
+    allocator, results = torch.get_device_module("neuron"), []
     samples = zoo.rows(stem=400)
     for device in ("cpu", "neuron"):
         module = zoo.build("llama", **SIZES).float()
@@ -31,19 +33,41 @@ def _step(modes):
         model, params = loading.bind(module, device=device, attention="mask", **asked)
         each = pack.build(samples, pack.count(samples), device=device)
         model.predict(params, each, None)  # an evaluation before a step changes nothing
-        before, held = memory.memory_allocated(), []
+        before, held = allocator.memory_allocated(), []
+        allocator.reset_peak_memory_stats()
 
         def loss(scores, before=before, held=held):
-            held.append(memory.memory_allocated() - before)
+            held.append(allocator.memory_allocated() - before)
             return zoo.nll(scores)
 
         results.append(model.pull_back(params, each, 0, loss))
     (want, _, want_grads), (value, _, grads) = results
+    peak = allocator.max_memory_allocated() - before
+    copied = _copies(model, params, each) if modes.get("activation_offloading") else []
     return {
+        "copies": len(copied),
+        "copied": len({id(host) for host in copied}),
         "loss": abs(float(value) - float(want)) / float(want),
         "gap": zoo.gap({n: g.cpu() for n, g in grads.items()}, want_grads),
         "held": held[0],
+        "peak": peak,
+        "nodes": len(each.tokens),
     }
+
+
+def _copies(model, params, each):
+    """What is moved in one more step, each held so that no other takes its place."""
+    found = []
+
+    class Noted(offload.Copies):
+        def of(self, saved):
+            found.append(super().of(saved))
+            return found[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(offload, "Copies", Noted)
+        model.pull_back(params, each, 0, zoo.nll)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -63,3 +87,32 @@ def test_offloaded_activations_give_the_same_gradients_in_less_device_memory(ste
         assert found["loss"] < 1e-6
         assert found["gap"] < 1e-5
     assert moved["held"] < 0.5 * kept["held"]
+
+
+def test_what_several_operations_save_is_copied_once(steps):
+    found = steps["everything"][1]
+    # Queries, keys and values are made of one tensor, and so are gate and up.
+    assert found["copies"] - found["copied"] >= 4 * 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_falls_by_at_least_what_the_plan_promises(steps, kind):
+    kept, moved = steps[kind]
+    shape = shapes.shape(zoo.config("llama", **SIZES), torch.float32)
+    levers = memory.Levers(
+        one_pack=True,
+        checkpointing=KINDS[kind].get("gradient_checkpointing", False),
+        chunk=KINDS[kind].get("feed_forward_chunk", 0),
+    )
+
+    def promised(**how):
+        """Return what a pass takes beside the parameters at its highest."""
+        plan = memory.plan(shape, kept["nodes"], attrs.evolve(levers, **how))
+        return max(sum(p[n] for n in p if n not in memory.STATE) for m, p in plan.items() if m != "update")
+
+    fall = promised() - promised(offloaded=True)
+    # Of so few layers that are made again, the peak is that of one of them beside all gradients.
+    assert (fall > 0) == (kind != "layers again")
+    assert kept["peak"] - moved["peak"] >= 0.9 * fall - offload.SMALLEST
+    waits = memory.hosted(shape, kept["nodes"], attrs.evolve(levers, offloaded=True))
+    assert kept["held"] - moved["held"] >= 0.9 * waits > 0

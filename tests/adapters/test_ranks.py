@@ -1,18 +1,13 @@
 """Two processes that share a step do what one does."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 
 import pytest
 
 from adapters import cpu, ranks
 from core import ports
-from tests import paths
+from tests import warm
 
-COMMAND = [sys.executable, "-m", "tests.adapters.two_ranks"]
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -20,23 +15,9 @@ LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR
 def found(tmp_path_factory):
     """Run two processes as a launcher would, and one without a launcher."""
     folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    plain = {n: v for n, v in os.environ.items() if n not in LAUNCHER} | {"OMP_NUM_THREADS": "1"}
-    shared = {
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    places = [plain, *(plain | shared | {"RANK": str(i), "LOCAL_RANK": str(i)} for i in range(2))]
-    started = [
-        subprocess.Popen([*COMMAND, str(folder)], cwd=paths.ROOT, env=e, stderr=subprocess.PIPE, text=True)
-        for e in places
-    ]
-    errors = [process.communicate(timeout=120)[1] for process in started]
-    assert [process.returncode for process in started] == [0, 0, 0], "\n".join(errors)
+    for num in (1, 2):
+        code, _, err = warm.program("tests.adapters.two_ranks", str(folder), ranks=num)
+        assert code == 0, err
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in ("alone", "0", "1")}
 
 

@@ -1,17 +1,13 @@
 """Parameters split over two processes give what whole ones give on one, whatever is run a second time."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from adapters import shards
-from tests import paths
+from tests import warm
 from tests.adapters import sharded
-from tests.adapters.test_ranks import LAUNCHER
 
 CASES = [
     f"{mode}, {budget}"
@@ -24,11 +20,8 @@ CASES = [
 def found(tmp_path_factory):
     """Start two processes, and read what each saw."""
     folder = tmp_path_factory.mktemp("shards")
-    plain = {n: v for n, v in os.environ.items() if n not in LAUNCHER} | {"OMP_NUM_THREADS": "1"}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [*launcher, "-m", "tests.adapters.sharded", str(folder)]
-    done = subprocess.run(command, cwd=paths.ROOT, env=plain, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-8000:]
+    code, _, err = warm.program("tests.adapters.sharded", str(folder), ranks=2)
+    assert code == 0, err[-8000:]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

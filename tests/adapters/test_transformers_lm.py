@@ -1,6 +1,8 @@
 """A bound model is two pure functions of its parameters, whatever the module under it remembers."""
 
+import gc
 import json
+import weakref
 
 import pytest
 import safetensors
@@ -103,7 +105,7 @@ def test_a_pack_in_which_nobody_trains_gives_zero_gradients_of_every_shape():
     assert all((g == 0).all() for g in grads.values())
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt2", "phi3"])
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt2", "phi3", "opt", "biogpt"])
 def test_recomputing_layers_changes_no_bit_with_parameters_that_are_not_the_modules(kind, monkeypatch):
     routes = []
     plain = tree_attention.route
@@ -156,6 +158,17 @@ def test_an_evaluation_in_between_leaves_recomputation_on(monkeypatch):
     monkeypatch.setattr(tree_attention, "route", lambda *a, **k: routes.append(plain(*a, **k)) or routes[-1])
     model.pull_back(params, pack, 0, zoo.nll)
     assert routes[0].calls == 4
+
+
+@pytest.mark.parametrize("options", [{"gradient_checkpointing": True}, {"feed_forward_chunk": 4}])
+def test_what_runs_again_lets_go_of_the_parameters_after_the_pass(options):
+    model, params = bound(**options)
+    given = moved(params)
+    held = [weakref.ref(p) for p in given.values()]
+    model.pull_back(given, zoo.packed(zoo.rows()), 0, zoo.nll)
+    del given
+    gc.collect()
+    assert not [ref for ref in held if ref() is not None]
 
 
 def test_recomputing_leaves_the_rest_of_the_module_in_evaluation():

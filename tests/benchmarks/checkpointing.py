@@ -1,23 +1,22 @@
 """What is made again in backward: `python -m tests.benchmarks.checkpointing [--json FILE] [--tokens N]`.
 
 Time of a forward and backward of SmolLM2-135M's shape (12 of its 30 layers) over a prompt with eight answers,
-by turns, and the peak memory beyond parameters and gradients, each in a process of its own: nothing made
-again, everything, and everything but what attention gave; beside what the cost model says.
+by turns, and the most bytes that are alive beside the parameters: nothing made again, everything, and
+everything but what attention gave; beside what the cost model says.
 """
 
 import argparse
-import ctypes
-import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from torch import Tensor
 
-from adapters import cpu, loading, shapes, tree_attention
+from adapters import cpu, live, loading, shapes, tree_attention
 from core import pack
-from core.plan import cost, sample
+from core.plan import cost, memory, sample
 from tests.benchmarks import attention, timing
 
 MODES = (False, "selective", True)
@@ -32,30 +31,15 @@ def config() -> transformers.LlamaConfig:
     )  # fmt: skip
 
 
-def step(mode: bool | str, tokens: int) -> tuple[Callable[[], Any], int]:
-    """Return a forward and backward over so many nodes, and the bytes of its gradients."""
+def step(mode: bool | str, tokens: int) -> tuple[Callable[[], Any], dict[str, Tensor]]:
+    """Return a forward and backward over so many nodes, and its parameters."""
     torch.manual_seed(0)
     module = transformers.AutoModelForCausalLM.from_config(config(), attn_implementation=tree_attention.NAME)
     model, params = loading.bind(module, gradient_checkpointing=mode, price=cpu.DEVICE.price)
     rows = [row % 1024 for row in attention.fan(tokens // 2, 8, tokens // 16)]
     samples = [sample.Sample(tokens=row, trained=np.arange(len(row)) >= tokens // 2) for row in rows]
     each = pack.build(samples, pack.count(samples))
-    gradients = sum(p.nbytes for p in params.values())
-    return lambda: model.pull_back(params, each, 0, lambda scores: (-scores.logprobs.mean(), {})), gradients
-
-
-def peak(mode: bool | str, tokens: int) -> int:
-    """Return the peak memory of a step beyond parameters and gradients, in a process of its own."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_peak, (mode, tokens))
-
-
-def _peak(mode: bool | str, tokens: int) -> int:
-    step(mode, 64)[0]()
-    run, gradients = step(mode, tokens)
-    # What was freed and is still resident would be used again unseen, and the peak come out too small.
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    return timing.peak_bytes(run) - gradients
+    return lambda: model.pull_back(params, each, 0, lambda scores: (-scores.logprobs.mean(), {})), params
 
 
 def predicted(tokens: int) -> dict[str, float]:
@@ -63,15 +47,17 @@ def predicted(tokens: int) -> dict[str, float]:
     shape = shapes.shape(config(), torch.float32)
     pairs = int(sum(np.arange(tokens // 2)) + 8 * (tokens // 16) * (tokens // 2 + tokens // 32))
 
-    def memory(mode: bool | str) -> int:
-        known = {"checkpointing": mode, "head_tile": 0}
-        return cost.peak_bytes(shape, tokens, **known) - cost.peak_bytes(shape, 0, **known)
+    def held(mode: bool | str) -> int:
+        """Return what the pass holds at its highest beside the parameters."""
+        levers = memory.Levers(checkpointing=mode, one_pack=True)
+        plan = memory.plan(shape, tokens, levers)
+        return max(sum(p[n] for n in p if n not in memory.STATE) for m, p in plan.items() if m != "update")
 
     def work(mode: bool | str) -> int:
         return cost.flops(shape, tokens, pairs, tokens // 2, checkpointing=mode)
 
     found = {f"time {mode}": work(mode) / work(False) for mode in MODES[1:]}
-    return found | {f"memory {mode}": memory(mode) / memory(False) for mode in MODES[1:]}
+    return found | {f"memory {mode}": held(mode) / held(False) for mode in MODES[1:]}
 
 
 def main() -> None:
@@ -83,12 +69,15 @@ def main() -> None:
     chosen = parser.parse_args()
     runs = {str(mode): step(mode, chosen.tokens)[0] for mode in MODES}
     times = timing.by_turns(runs, rounds=chosen.rounds)
-    memory = {str(mode): peak(mode, chosen.tokens) for mode in MODES}
+    peaks = {}
+    for mode in MODES:
+        run, params = step(mode, chosen.tokens)
+        peaks[str(mode)] = live.peak_bytes(run, params.values())
     found = {
         "machine": timing.machine(), "tokens": chosen.tokens,
         "time_over_none": {n: timing.ratio(t, times["False"]) for n, t in times.items()},
-        "memory_over_none": {n: m / memory["False"] for n, m in memory.items()},
-        "peak_bytes": memory, "predicted": predicted(chosen.tokens),
+        "memory_over_none": {n: m / peaks["False"] for n, m in peaks.items()},
+        "peak_bytes": peaks, "predicted": predicted(chosen.tokens),
     }  # fmt: skip
     timing.report(found, chosen.json)
 

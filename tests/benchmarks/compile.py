@@ -1,30 +1,54 @@
 """Steps with the decoder compiled against steps without: `python -m tests.benchmarks.compile`.
 
-An 11-million-parameter Llama on packs of changing lengths, forward and backward, by turns in one process.
-Compiling comes before the rounds and is reported apart: with symbolic sizes, or at two planned ones.
+A 7-million-parameter Llama of four layers on packs of changing lengths, by turns in one process: a step
+(forward and backward) and an evaluation, of rows that share nothing and of prompts that eight answers share.
+Compiling comes before the rounds and is reported apart: with symbolic sizes, or at two planned ones. Times
+are those of the processor, with one thread, so that neighbors on the machine count for little.
 """
 
 import argparse
 import statistics
+import time
+from collections.abc import Callable
+from typing import Any
 
 import attrs
+import numpy as np
 import torch
 import transformers
 
 from adapters import compiling, loading, transformers_lm, tree_attention
 from core import algorithms, pack, padded, steps
-from core.plan import sizes
+from core.plan import sample, sizes
 from tests.benchmarks import plain_step, timing
 
-PLANNED = sizes.Sizes(nodes=(1024, 1280), edges=(1024, 1280))
-NUM_ROWS = 12
+PLANNED = sizes.Sizes(nodes=(768, 1024), edges=(768, 1024))
+NUM_ROWS, NUM_LAYERS = (8, 11), 4
+NUM_PROMPTS, NUM_ANSWERS, SHARED, ALONE = 2, 8, 96, (20, 40)
 
 
-def packs(num: int, *, planned: sizes.Sizes | None = None) -> list[pack.Pack]:
-    """Return one pack a step, each of rows of its own."""
+def rows(turn: int) -> list[sample.Sample]:
+    """Return rows of about 80 tokens that share nothing: fewer and more of them by turns."""
+    return plain_step.samples(plain_step.rows(NUM_ROWS[turn % 2], turn))
+
+
+def forest(turn: int) -> list[sample.Sample]:
+    """Return eight answers to each of two prompts, short and longer ones by turns."""
+    draw, found = np.random.default_rng(turn), []
+    for prompt in range(NUM_PROMPTS):
+        shared = draw.integers(0, 512, SHARED)
+        for _ in range(NUM_ANSWERS):
+            own = draw.integers(0, 512, ALONE[turn % 2] + int(draw.integers(0, 12)))
+            tokens = np.concatenate([shared, own]).astype(np.int64)
+            trained = np.arange(len(tokens)) >= SHARED
+            found.append(sample.Sample(tokens=tokens, trained=trained, group=prompt, unit=len(found)))
+    return found
+
+
+def packs(made: Callable[[int], list[sample.Sample]], planned: sizes.Sizes | None) -> list[pack.Pack]:
+    """Return two packs, one of each planned size."""
     found = []
-    for seed in range(num):
-        samples = plain_step.samples(plain_step.rows(NUM_ROWS, seed))
+    for samples in map(made, range(2)):
         counts = pack.count(samples)
         if planned is None:
             found.append(pack.build(samples, counts))
@@ -36,40 +60,68 @@ def packs(num: int, *, planned: sizes.Sizes | None = None) -> list[pack.Pack]:
 def model() -> tuple[transformers_lm.TransformersLM, dict[str, torch.Tensor]]:
     """Return the model and its parameters."""
     torch.manual_seed(0)
-    module = transformers.AutoModelForCausalLM.from_config(
-        plain_step.config(), attn_implementation=tree_attention.NAME
-    )
+    described = plain_step.config()
+    described.num_hidden_layers = NUM_LAYERS
+    module = transformers.AutoModelForCausalLM.from_config(described, attn_implementation=tree_attention.NAME)
     return loading.bind(module)
 
 
-def measured(*, static: bool, rounds: int) -> dict[str, float]:
-    """Time both ways over the same packs."""
+def measured(*, static: bool, rounds: int) -> dict[str, Any]:
+    """Time both ways over the same packs, and hold their losses and gradients against each other."""
     plain, params = model()
-    decoder = compiling.Decoder(plain.decode, backend="inductor", static=static, limit=compiling.FREE_GRAPHS)
+    limit = len(PLANNED.nodes) if static else compiling.FREE_GRAPHS
+    decoder = compiling.Decoder(plain.decode, backend="inductor", static=static, limit=limit)
     graph = attrs.evolve(plain, compiled=decoder)
-    each = packs(4, planned=PLANNED if static else None)
+    found: dict[str, Any] = {}
+    for name, made in (("rows", rows), ("forest", forest)):
+        each = packs(made, PLANNED if static else None)
+        apart = max(gap(plain, graph, params, one) for one in each)
+        before = attrs.evolve(decoder.counts)
 
-    def over(one: transformers_lm.TransformersLM) -> None:
-        for step in each:
-            steps.loss_and_grad(one, algorithms.sft, params, [step], 0)
+        def step(one: transformers_lm.TransformersLM, each: list[pack.Pack] = each) -> None:
+            for ready in each:
+                steps.loss_and_grad(one, algorithms.sft, params, [ready], 0)
 
-    over(graph)
-    compiled = attrs.evolve(decoder.counts)
-    times = timing.by_turns({"plain": lambda: over(plain), "graph": lambda: over(graph)}, rounds=rounds)
-    assert (decoder.counts.forward, decoder.counts.backward) == (compiled.forward, compiled.backward)
+        def scored(one: transformers_lm.TransformersLM, each: list[pack.Pack] = each) -> None:
+            for ready in each:
+                steps.evaluate(one, algorithms.sft, params, [ready])
+
+        for what, run in (("step", step), ("evaluation", scored)):
+            both = {"plain": lambda r=run: r(plain), "graph": lambda r=run: r(graph)}
+            times = timing.by_turns(both, rounds=rounds, clock=time.process_time)
+            ratios = [a / b for a, b in zip(times["plain"], times["graph"], strict=True)]
+            found[f"{name}, {what}"] = {
+                "speedup": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)
+            }  # fmt: skip
+        assert (decoder.counts.forward, decoder.counts.backward) == (before.forward, before.backward)
+        found[f"{name}, furthest apart"] = apart
+    counts = decoder.counts
     return {
-        "speedup": timing.ratio(times["plain"], times["graph"]),
-        "seconds_a_step": statistics.median(times["graph"]) / len(each),
-        "compile_seconds": compiled.seconds,
-        "graphs_forward": compiled.forward,
-        "graphs_backward": compiled.backward,
+        **found,
+        "compile_seconds": counts.seconds,
+        "graphs": {"forward": counts.forward, "backward": counts.backward, "fallbacks": counts.fallbacks},
     }
+
+
+def gap(
+    plain: transformers_lm.TransformersLM,
+    graph: transformers_lm.TransformersLM,
+    params: dict[str, torch.Tensor],
+    each: pack.Pack,
+) -> float:
+    """Return how far loss and gradients of a step are apart, of their own size."""
+    (value, _, grads), (true, _, wanted) = (
+        steps.loss_and_grad(one, algorithms.sft, params, [each], 0) for one in (graph, plain)
+    )
+    scale = max(grad.norm().item() for grad in wanted.values())
+    gaps = [(grads[name] - grad).norm().item() / scale for name, grad in wanted.items()]
+    return max(abs(value.item() - true.item()) / true.item(), *gaps)
 
 
 def main() -> None:
     """Measure and print."""
     words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("--rounds", type=int, default=7)
+    words.add_argument("--rounds", type=int, default=9)
     words.add_argument("--json")
     words.add_argument("--sizes", choices=("symbolic", "planned"), default="symbolic")
     given = words.parse_args()

@@ -3,7 +3,8 @@
 A small Llama (2 layers, width 128, one head) on one sequence of each length, and on a tree of the
 same number of nodes (half of them a shared beginning, the rest eight branches). Layers are recomputed and
 feed-forward parts run in chunks, each setting in a process of its own; memory is what a forward and backward
-take beyond the model. The slope is that of a line through the points, in bytes a token. Only with both levers
+take beyond the model: bytes of live tensors, and resident bytes, which an allocator and the system add to and
+take from. The slope, of both is that of a line through the points, in bytes a token. Only with both levers
 are the lengths above `--most` run. `--json FILE` writes what is printed.
 """
 
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 import transformers
 
-from adapters import loading, tree_attention
+from adapters import live, loading, tree_attention
 from core import algorithms, pack, steps
 from core.plan import sample
 from tests.benchmarks import timing
@@ -65,15 +66,16 @@ def measure(kind: str, length: int, modes: dict[str, Any]) -> dict[str, float]:
     packs = [pack.build(rows, pack.count(rows))]
     short = samples("sequence", 64)
     steps.loss_and_grad(bound, algorithms.sft, params, [pack.build(short, pack.count(short))], 0)
-    taken: list[float] = []
+    found: dict[str, float] = {"nodes": len(packs[0].tokens)}
 
     def step() -> None:
         start = time.perf_counter()
-        steps.loss_and_grad(bound, algorithms.sft, params, packs, 0)
-        taken.append(time.perf_counter() - start)
+        found["peak_bytes"] = live.peak_bytes(
+            lambda: steps.loss_and_grad(bound, algorithms.sft, params, packs, 0), params.values()
+        )
+        found["seconds"] = time.perf_counter() - start
 
-    peak = timing.peak_bytes(step)
-    return {"nodes": len(packs[0].tokens), "seconds": taken[0], "peak_bytes": peak}
+    return found | {"resident_bytes": timing.peak_bytes(step)}
 
 
 def apart(kind: str, length: int, modes: dict[str, Any]) -> dict[str, float]:
@@ -94,9 +96,11 @@ def main() -> None:
         for lever, modes in LEVERS.items():
             lengths = [n for n in asked.lengths if n <= asked.most or len(modes) == 2]
             points = [apart(kind, length, modes) for length in lengths]
-            nodes, peaks = ([p[name] for p in points] for name in ("nodes", "peak_bytes"))
-            slope, _ = np.polyfit(nodes, peaks, 1)
-            found.append({"kind": kind, "lever": lever, "bytes_a_token": round(slope), "points": points})
+            line = {"kind": kind, "lever": lever}
+            for name in ("peak_bytes", "resident_bytes"):
+                slope, _ = np.polyfit([p["nodes"] for p in points], [p[name] for p in points], 1)
+                line[f"{name}_a_token"] = round(slope)
+            found.append(line | {"points": points})
     timing.report({"machine": timing.machine(), "runs": found}, asked.json)
 
 

@@ -32,15 +32,15 @@ PRECISIONS = {
 }
 
 
-def words(folder: pathlib.Path, rate: float, steps: int) -> list[str]:
-    """Return the command line of a run."""
+def words(folder: pathlib.Path, rate: float, steps: int, **changed: Any) -> list[str]:
+    """Return the command line of a run, with options changed."""
     model, rows = paths.shared("models", "stories260K"), paths.shared("data", "gsm8k")
     named = {
         "model": model, "chat_template": model / "chat_template_for_tests.jinja",
         "dataset": rows / "train_2000.jsonl", "eval_dataset": rows / "test_first_300.jsonl",
         "eval_split": "train[:40]", "eval_steps": steps, "eval_on_start": "true", "max_length": 128,
         "batch_size": 8, "max_steps": steps, "learning_rate": rate, "logging_steps": steps,
-        "save_strategy": "no", "output_dir": folder,
+        "save_strategy": "no", "output_dir": folder, **changed,
     }  # fmt: skip
     return ["sft", *(word for name, value in named.items() for word in (f"--{name}", str(value)))]
 
@@ -59,12 +59,12 @@ def without_masters() -> Iterator[None]:
         yield
 
 
-def losses(precision: str, rate: float, steps: int = STEPS) -> tuple[float, float]:
-    """Return the held-out loss before and after a run."""
+def losses(precision: str, rate: float, steps: int = STEPS, **changed: Any) -> tuple[float, float]:
+    """Return the held-out loss before and after a run, with options changed."""
     with tempfile.TemporaryDirectory() as place:
         folder = pathlib.Path(place) / "out"
         with without_masters() if precision == "bfloat16 alone" else contextlib.nullcontext():
-            assert train.main([*words(folder, rate, steps), *PRECISIONS[precision]]) == 0
+            assert train.main([*words(folder, rate, steps, **changed), *PRECISIONS[precision]]) == 0
         found = [line["eval_loss"] for line in log.read(folder / "metrics.jsonl") if "eval_loss" in line]
     return found[0], found[-1]
 

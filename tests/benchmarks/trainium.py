@@ -1,8 +1,8 @@
 """What padding costs on Trainium, without one: `python -m tests.benchmarks.trainium [--json FILE]`.
 
 Real lengths, batched four rows a step and padded to the step's longest, go through three policies: our plan
-(multiples of 128, of 512 from there on, which the fast attention kernel asks for), multiples of 128, and no
-padding at all. Every size is compiled once, forward and backward apart.
+(multiples of 128, of 512 from there on), multiples of 128, and no padding at all. Every size is compiled
+once, forward and backward apart. Graphs of whole runs are counted by `tests.benchmarks.graphs`.
 
 Everything here is emulated. The 20 steps on GSM8K are run under every policy on an emulated device whose
 compiler counts what it is given, and must make the graphs that are told; the other counts are two a size, as

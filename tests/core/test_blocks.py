@@ -333,3 +333,18 @@ def test_the_kernels_shapes_are_those_that_pytorch_states():
         q, k, k, cut, cut, 12, 9, 0.0, False, False, scale=1.0
     )
     assert (out.shape, lse.shape, lse.dtype) == ((12, 4, 16), (4, 12), torch.float32)
+
+
+def test_batches_in_bfloat16_are_close_to_the_mask_in_float32():
+    rows = [np.arange(100 * i, 100 * i + n) for i, n in enumerate([5, 9, 6, 7, 61, 5])]
+    tree = prefix_tree.build(rows, share=False)
+    rates = attrs.evolve(FREE, block=900.0, masked=9e9, batch=100.0, item=0.0)
+    table = torch.from_numpy(spans.fused(common.blocks(tree).numpy(), rates))
+    leaves = [t.detach().float().requires_grad_() for t in common.heads(tree)]
+    narrow = [t.detach().bfloat16().requires_grad_() for t in leaves]
+    weights = torch.randn(leaves[0].shape, generator=torch.Generator().manual_seed(1))
+    want = torch.autograd.grad(common.by_mask(tree, leaves), leaves, weights)
+    out = common.by_blocks(tree, narrow, table=table)
+    assert out.dtype == torch.bfloat16
+    for got, wanted in zip(torch.autograd.grad(out, narrow, weights.bfloat16()), want, strict=True):
+        torch.testing.assert_close(got.float(), wanted, rtol=0.05, atol=0.05)

@@ -182,3 +182,26 @@ def test_scoring_holds_about_two_tiles_however_many_they_are():
         [sys.executable, "-c", script], cwd=paths.ROOT, capture_output=True, text=True, check=True
     )
     assert int(done.stdout) < 2.4 * head.TILE_BYTES < 0.1 * 8_192 * 49_152 * 4
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("given", ["as foretold", "another", "another field too"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_slopes_that_are_known_before_change_no_gradient_and_another_one_is_served_too(name, given, dtype):
+    h, w, b, t = inputs()
+    slopes = torch.linspace(-2.0, 1.0, len(t), dtype=dtype)
+    came = slopes.double() * (3.0 if given == "another" else 1.0)
+    found = head.score(
+        h, w, t, bias=b, shape=SHAPES[name], needs=("entropies",), slopes=slopes, tile_bytes=3 * 11 * 8
+    )
+    want = plain(h, w, t, b, SHAPES[name])
+    values = [
+        (came * f["logprobs"]).sum() + (f["entropies"].sum() if given == "another field too" else 0.0)
+        for f in (found, want)
+    ]
+    grads = [torch.autograd.grad(value, (h, w, b), retain_graph=True) for value in values]
+    for got, wanted in zip(*grads, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-11)
+    again = torch.autograd.grad(values[0], (h, w, b))
+    for got, wanted in zip(again, grads[1], strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-11)

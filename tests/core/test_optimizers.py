@@ -184,3 +184,10 @@ def test_masters_change_nothing_of_what_is_wide(dtype):
     one, other = (run(optimizer, params(dtype)) for optimizer in (rule, optimizers.with_masters(rule)))
     assert record.tree.structure(one) == record.tree.structure(other)
     assert all(torch.equal(x, y) for x, y in zip(*map(record.tree.leaves, (one, other)), strict=True))
+
+
+def test_adamw_refuses_numbers_and_parameters_with_which_it_cannot_work():
+    with pytest.raises(ValueError, match=r"beta2 is 1\.0; a number from 0 up to but not 1"):
+        optimizers.adamw(rate=lambda done: 1.0, beta2=1.0)
+    with pytest.raises(ValueError, match=r"is torch\.bfloat16.* wrap the optimizer in with_masters"):
+        optimizers.adamw(rate=lambda done: 1.0).init(narrow())

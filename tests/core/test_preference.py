@@ -1,5 +1,6 @@
 """Preference losses: right values, slow loops over pairs, extremes, and what is put around them."""
 
+import itertools
 import math
 from functools import partial
 
@@ -302,11 +303,18 @@ def test_columns_among_the_needs_are_not_asked_of_the_model():
     assert pack.build(samples, pack.count(samples), needs=needs).needs == ("entropies",)
 
 
+# Losses that stand alone are compiled with all algorithms; here each takes a divergence, and each divergence.
+COMPILED = (
+    *("mixture", "weighted", "desensitized"),
+    *(f"{name} of {one}" for name, one in zip(DIVERGING, itertools.cycle(DIVERGENCES), strict=False)),
+)
+
+
 @pytest.mark.plain
-@pytest.mark.parametrize("name", [*EVERY, *COMPOSED])
+@pytest.mark.parametrize("name", COMPILED)
 def test_a_compiled_loss_equals_the_eager_one(name):
     torch._dynamo.reset()
-    algorithm = {**EVERY, **COMPOSED}[name]
+    algorithm = COMPOSED[name]
     squares = torch.tensor([-1.0, -0.5, -2.0, -0.1, -0.3], dtype=torch.float64)
     scores, batch = pair_rows.by_hand(((0.1, 0.3), (0.2,)), ((-0.5,), (0.4,)), log_sum_squares=squares)
 

@@ -19,7 +19,10 @@ SMALL = (
 )
 # What a clock or the memory of the process says, and what hangs on the number of ranks.
 MEASURED = ("step_time", "perf/trained_tok_s", "perf/forwarded_tok_s", "peak_memory_gb")
-PLANNED = ("batch/packing_ratio", "batch/flop_ratio", "batch/row_fill_frac", "batch/row_imbalance")
+PLANNED = (
+    *("batch/packing_ratio", "batch/flop_ratio", "batch/row_fill_frac", "batch/row_imbalance"),
+    "batch/pad_frac",
+)
 
 
 def words(folder: pathlib.Path, **options: Any) -> list[str]:

@@ -1,10 +1,6 @@
-import os
-import subprocess
-import sys
-
 import pytest
 
-from tests import paths
+from tests import warm
 
 CUT_OFF = """
 import pathlib, resource, sys, torch
@@ -19,32 +15,18 @@ except mistake.Mistake as told:
 """
 
 
-def run(*command):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=paths.ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize("how", [("lines", "6"), ("moments", "15", "0")], ids=lambda how: how[0])
 def test_killed_at_any_instant_of_a_save_the_newest_checkpoint_is_whole_and_right(tmp_path, how):
     what, *numbers = how
-    done = run("-m", "tests.shell.dying", what, str(tmp_path / "run"), *numbers)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
+    code, out, err = warm.program("tests.shell.dying", what, str(tmp_path / "run"), *numbers)
+    assert code == 0, err
+    assert out
 
 
 def test_a_file_that_the_system_refuses_to_let_grow_is_told_and_cleaned_up(tmp_path):
-    done = run("-c", CUT_OFF, str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert (
-        f"checkpoint 2 (400,000 bytes of tensors) could not be saved in {tmp_path}: there is no room"
-        in done.stdout
-    )
-    assert done.stdout.count("\n") == 1
+    code, out, err = warm.program("-c", CUT_OFF, str(tmp_path))
+    assert code == 0, err
+    told = f"checkpoint 2 (400,000 bytes of tensors) could not be saved in {tmp_path}: there is no room"
+    assert told in out
+    assert out.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]

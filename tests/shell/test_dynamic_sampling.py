@@ -7,6 +7,7 @@ import pytest
 
 from core import algorithms, metrics, steps
 from shell import feed, rollout
+from tests import warm
 from tests.shell import runs
 from tests.shell.test_rollout import Parrot, kept, model, planned, rolls, state  # noqa: F401 -- a fixture
 
@@ -161,8 +162,7 @@ def test_two_ranks_leave_out_the_same_groups_as_one_process(tmp_path):
     chosen = options(max_steps=2, batch_size=6)
     alone = runs.made(tmp_path / "alone", **chosen)
     (tmp_path / "plan.json").write_text(json.dumps({str(tmp_path / "together"): chosen}))
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    code, _, err = runs.done(runs.start(*launcher, "-m", "tests.shell.ranked", str(tmp_path / "plan.json")))
+    code, _, err = warm.program("tests.shell.ranked", str(tmp_path / "plan.json"), ranks=2)
     assert code == 0, err
     drawn = [(tmp_path / name / "completions.jsonl").read_text() for name in ("alone", "together")]
     assert drawn[0] == drawn[1]
@@ -184,8 +184,9 @@ def test_a_run_with_all_of_it_that_is_killed_while_it_draws_ends_like_one_that_i
         "dynamic_sampling": 2, "max_completion_length": 6,
     }  # fmt: skip
     chosen = json.dumps({**LETTERS, **everything, **more})
-    process = runs.start("-m", "tests.shell.killed", str(tmp_path), "5", "draws=4", "lines=2", OPTIONS=chosen)
-    code, out, err = runs.done(process)
+    code, out, err = warm.program(
+        "tests.shell.killed", str(tmp_path), "5", "draws=4", "lines=2", OPTIONS=chosen
+    )
     assert code == 0, err
     assert out.split() == ["draws", "4", "lines", "2"]
 

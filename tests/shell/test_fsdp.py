@@ -10,6 +10,7 @@ import pytest
 from adapters import cpu
 from core import ports
 from shell import config, evaluate, launched, mistake, splitting
+from tests import warm
 from tests.shell import runs, words
 
 STEPS = 10
@@ -27,6 +28,7 @@ PROMPTS = {
     "num_generations": 2, "max_completion_length": 6, "max_length": "null", "beta": 0.1, "max_steps": STEPS,
     "reward_funcs": "tests.shell.words:spread",
 }  # fmt: skip
+ADAPTED = {"use_peft": True, "lora_modules_to_save": "[norm]"}
 # Rows are ragged, and the last batch of an epoch is uneven.
 PLANS = {
     "sft": {
@@ -71,7 +73,7 @@ def together(tmp_path_factory, plans):
     root = tmp_path_factory.mktemp("together")
     plan = {str(root / name): {**options, "fsdp": True, "save_steps": 4} for name, options in plans.items()}
     (root / "plan.json").write_text(json.dumps(plan))
-    code, _, err = runs.done(runs.start(*LAUNCHER, "-m", "tests.shell.ranked", str(root / "plan.json")))
+    code, _, err = warm.program("tests.shell.ranked", str(root / "plan.json"), ranks=2)
     assert code == 0, err
     return {name: root / name for name in PLANS}
 
@@ -112,7 +114,8 @@ def test_the_file_that_a_split_run_leaves_serves_evaluation_on_one_process(toget
 
 def test_a_process_that_is_killed_ends_the_other_and_the_run_goes_on(tmp_path):
     folder = tmp_path / "out"
-    options = {"max_steps": 16, "save_steps": 2, "fsdp": True}
+    # Frozen weights, an adapter and a part that trains whole: each is split in its own way.
+    options = {"max_steps": 16, "save_steps": 2, "fsdp": True, **ADAPTED}
     process = runs.start(*LAUNCHER, "-m", "shell.train", *runs.words(folder, **options))
     while not list(folder.glob("checkpoint-*/manifest.json")):
         assert process.poll() is None, process.stderr.read()
@@ -124,9 +127,11 @@ def test_a_process_that_is_killed_ends_the_other_and_the_run_goes_on(tmp_path):
     assert "Signal 9 (SIGKILL)" in err
     stopped = max(runs.steps(folder))
     assert stopped < 16
-    code, _, err = runs.done(runs.start(*LAUNCHER, "-m", "shell.train", *runs.words(folder, **options)))
+    code, _, err = warm.program("shell.train", *runs.words(folder, **options), ranks=2)
     assert code == 0, err
     assert [line["step"] for line in runs.metrics(folder)] == list(range(1, 17))
+    alone = runs.made(tmp_path / "alone", max_steps=16, save_strategy="no", **ADAPTED)
+    assert runs.apart(runs.weights(folder), runs.weights(alone)) < 1e-4
 
 
 def applied(*said, **variables):

@@ -10,6 +10,7 @@ import torch
 from core import metrics
 from core import steps as verbs
 from shell import checkpoint, feed, mistake, plan, stream
+from tests import warm
 from tests.shell import runs, words
 
 
@@ -200,13 +201,12 @@ def test_ranks_that_meet_a_bad_row_late_keep_the_steps_before_it_together(tmp_pa
         "dataset_split": "train",
         "streaming": True,
         "shuffle_dataset": False,
-        "batch_size": 8,
+        "batch_size": 16,
         "max_steps": 200,
         "logging_steps": 200,
     }
     (tmp_path / "plan.json").write_text(json.dumps({str(tmp_path / "out"): asked}))
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    code, _, err = runs.done(runs.start(*launcher, "-m", "tests.shell.ranked", str(tmp_path / "plan.json")))
+    code, _, err = warm.program("tests.shell.ranked", str(tmp_path / "plan.json"), ranks=2)
     assert code != 0
     assert err.count("error: row 1090 ") == 2
-    assert runs.steps(tmp_path / "out") == [128]  # whole blocks of rows are read ahead
+    assert runs.steps(tmp_path / "out") == [64]  # whole blocks of rows are read ahead

@@ -12,6 +12,7 @@ import yaml
 
 from core import steps as verbs
 from shell import checkpoint, config, evaluate, merge, mistake, train
+from tests import warm
 from tests.shell import runs, words
 
 LORA = {"use_peft": True, "lora_r": 4, "lora_alpha": 8, "max_steps": 3}
@@ -146,8 +147,9 @@ def test_a_generator_draws_from_the_adapter_and_after_going_on_too(tmp_path, fil
 )
 def test_a_run_that_is_killed_again_and_again_ends_like_one_that_is_not(tmp_path, options):
     told = json.dumps({**LORA, **options, "max_steps": 8})
-    process = runs.start("-m", "tests.shell.killed", str(tmp_path), "1", "lines=2", "saves=2", OPTIONS=told)
-    code, out, err = runs.done(process)
+    code, out, err = warm.program(
+        "tests.shell.killed", str(tmp_path), "1", "lines=2", "saves=2", OPTIONS=told
+    )
     assert code == 0, err
     assert out.split() == ["lines", "2", "saves", "2"]
 
@@ -157,8 +159,7 @@ def test_two_ranks_train_the_adapter_of_one_process(tmp_path, files):
     alone = {name: runs.made(tmp_path / f"{name}-alone", **options) for name, options in plan.items()}
     named = {str(tmp_path / name): options for name, options in plan.items()}
     (tmp_path / "plan.json").write_text(json.dumps(named))
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    code, _, err = runs.done(runs.start(*launcher, "-m", "tests.shell.ranked", str(tmp_path / "plan.json")))
+    code, _, err = warm.program("tests.shell.ranked", str(tmp_path / "plan.json"), ranks=2)
     assert code == 0, err
     for name, folder in alone.items():
         # A matrix that one step moved from 0 is as small as its rounding.
@@ -233,9 +234,17 @@ def test_a_merge_is_refused_where_there_is_nothing_to_merge_or_no_room(tmp_path,
         ([], "python -m shell.merge ADAPTER OUTPUT_DIR"),
         ([str(run), str(tmp_path / "new")], f"Did you mean {run / 'model'}?"),
         ([str(run / "model"), str(run)], "is not empty"),
+        (
+            [str(run / "model"), str(tmp_path / "new"), "--learning_rate", "1"],
+            "merging does not read learning_rate",
+        ),
+        ([str(run / "model"), str(tmp_path / "new"), "--dtype", "int8"], "dtype"),
     ):
         assert merge.main(command) == 2
-        assert told in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert told in said
+        assert said.count("\n") == 1
+    assert not (tmp_path / "new").exists()
 
 
 def told(*given, algorithm="sft"):
@@ -347,7 +356,7 @@ def test_the_plan_counts_what_is_trained(tmp_path, capsys):
     promised = {}
     for peft_ in (True, False):
         folder = runs.made(tmp_path / str(peft_), **{**LORA, "use_peft": peft_, "max_steps": 1})
-        promised[peft_] = runs.facts(folder)["promised"]["peak_memory_bytes"]
+        promised[peft_] = sum(runs.facts(folder)["promised"]["held"]["update"].values())
     # Gradients and moments of 1,000,000 weights that are not trained.
     assert promised[False] - promised[True] > 9_000_000
     assert train.main(runs.words(tmp_path / "dry", **LORA, dry_run=True)) == 0

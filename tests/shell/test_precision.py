@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from shell import checkpoint, config, mistake
+from tests import warm
 from tests.shell import runs
 
 DRAWN = {
@@ -58,8 +59,9 @@ def test_autocast_leaves_parameters_and_state_in_float32(made):
 @pytest.mark.parametrize("name", HALVES)
 def test_a_run_that_is_killed_again_and_again_ends_like_one_that_is_not(tmp_path, name):
     told = json.dumps({**HALVES[name], "max_steps": 8})
-    process = runs.start("-m", "tests.shell.killed", str(tmp_path), "1", "lines=2", "saves=2", OPTIONS=told)
-    code, out, err = runs.done(process)
+    code, out, err = warm.program(
+        "tests.shell.killed", str(tmp_path), "1", "lines=2", "saves=2", OPTIONS=told
+    )
     assert code == 0, err
     assert out.split() == ["lines", "2", "saves", "2"]
 

@@ -9,6 +9,7 @@ import transformers
 
 from core.plan import batching
 from shell import evaluate
+from tests import warm
 from tests.shell import runs
 
 STEPS = 5
@@ -22,6 +23,7 @@ PLANS = {
         "dataset_split": "train[:3]",
         "num_train_epochs": 2,
     },
+    "planned sizes": {"token_budget": 160, "pad_to_multiple_of": 32, "max_shapes": 2},
 }
 
 
@@ -34,11 +36,10 @@ def alone(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
-    """Each plan, by two ranks that torchrun starts."""
+    """Each plan, by two ranks."""
     root = tmp_path_factory.mktemp("together")
     (root / "plan.json").write_text(json.dumps({str(root / name): _options(name) for name in PLANS}))
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    code, _, err = runs.done(runs.start(*launcher, "-m", "tests.shell.ranked", str(root / "plan.json")))
+    code, _, err = warm.program("tests.shell.ranked", str(root / "plan.json"), ranks=2)
     assert code == 0, err
     return {name: root / name for name in PLANS}
 
@@ -95,10 +96,9 @@ def test_a_mistake_on_two_ranks_ends_both(tmp_path):
     (tmp_path / "plan.json").write_text(
         json.dumps({str(tmp_path / "out"): {"dataset": str(file), "dataset_split": "train", "max_steps": 1}})
     )
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    code, _, err = runs.done(runs.start(*launcher, "-m", "tests.shell.ranked", str(tmp_path / "plan.json")))
-    assert code == 1
-    assert err.count("error: row 1") in (1, 2)  # the launcher may end the second rank before it speaks
+    code, _, err = warm.program("tests.shell.ranked", str(tmp_path / "plan.json"), ranks=2)
+    assert code == 2
+    assert err.count("error: row 1") == 2
     assert "RuntimeError" not in err
 
 

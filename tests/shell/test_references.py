@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from core import steps as verbs
 from shell import aside, cached, checkpoint, config, loop, mistake, references, scored
+from tests import warm
 from tests.shell import runs, words
 from tests.shell.test_train_preference import BOTH
 
@@ -103,10 +104,9 @@ def test_a_run_with_a_synced_reference_that_is_killed_ends_like_one_that_is_not(
     more = {"max_steps": 8, "logging_steps": 3, "steps_per_generation": 2} if algorithm == "rloo" else {}
     plan = asked(files, algorithm, **SYNCED, **{"max_steps": 8, "logging_steps": 3, **more})
     options = json.dumps({name: str(value) for name, value in plan.items()} | {"max_steps": 8})
-    process = runs.start(
-        "-m", "tests.shell.killed", str(tmp_path), "4", "lines=3", "saves=1", OPTIONS=options
+    code, out, err = warm.program(
+        "tests.shell.killed", str(tmp_path), "4", "lines=3", "saves=1", OPTIONS=options
     )
-    code, out, err = runs.done(process)
     assert code == 0, err
     assert out.split() == ["lines", "3", "saves", "1"]
 
@@ -248,8 +248,7 @@ def test_two_ranks_ask_the_reference_together(tmp_path, files):
     alone = runs.made(tmp_path / "alone", **plan)
     told = {str(tmp_path / "together"): {name: str(value) for name, value in plan.items()}}
     (tmp_path / "plan.json").write_text(json.dumps(told))
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    code, _, err = runs.done(runs.start(*launcher, "-m", "tests.shell.ranked", str(tmp_path / "plan.json")))
+    code, _, err = warm.program("tests.shell.ranked", str(tmp_path / "plan.json"), ranks=2)
     assert code == 0, err
     assert runs.apart(runs.weights(tmp_path / "together"), runs.weights(alone)) < 1e-5
 

@@ -11,6 +11,7 @@ import yaml
 
 from core import steps as verbs
 from shell import checkpoint, config, feed, log, options
+from tests import warm
 from tests.shell import runs, words
 
 
@@ -45,7 +46,7 @@ def signalled(monkeypatch, number, step):
 
 def test_a_run_that_is_killed_again_and_again_ends_like_one_that_is_not(tmp_path):
     deaths = ("moments=2", "lines=4", "saves=4")
-    code, out, err = runs.done(runs.start("-m", "tests.shell.killed", str(tmp_path), "1", *deaths))
+    code, out, err = warm.program("tests.shell.killed", str(tmp_path), "1", *deaths)
     assert code == 0, err
     assert out.split() == ["moments", "2", "lines", "4", "saves", "4"]
 

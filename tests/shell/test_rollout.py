@@ -62,13 +62,7 @@ def model():
         "output_dir": "x",
         "temperature": 0.6,
         "top_p": 0.75,
-    }
-    options = {
-        "model": "tiny",
-        "dataset": "task:letters",
-        "output_dir": "x",
-        "temperature": 0.6,
-        "top_p": 0.75,
+        "max_completion_length": 24,
     }
     chosen = config.from_values("grpo", options).options
     device = pick.device("cpu")

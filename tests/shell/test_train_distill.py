@@ -9,6 +9,7 @@ import transformers
 
 from core import keys
 from shell import checkpoint, config, loop, prompts, rounds, sources, teachers, tiny
+from tests import warm
 from tests.shell import runs, words
 
 SMALL = {
@@ -145,10 +146,9 @@ def test_a_mixed_step_trains_what_the_student_wrote_and_what_the_rows_bring(tmp_
 @pytest.mark.parametrize("lmbda", [0.5])
 def test_a_run_that_is_killed_again_and_again_ends_like_one_that_is_not(tmp_path, lmbda):
     plan = asked(lmbda=lmbda, max_steps=8, logging_steps=3)
-    process = runs.start(
-        "-m", "tests.shell.killed", str(tmp_path), "3", "lines=3", "moments=1", OPTIONS=json.dumps(plan)
+    code, out, err = warm.program(
+        "tests.shell.killed", str(tmp_path), "3", "lines=3", "moments=1", OPTIONS=json.dumps(plan)
     )
-    code, out, err = runs.done(process)
     assert code == 0, err
     assert out.split() == ["lines", "3", "moments", "1"]
 
@@ -157,8 +157,7 @@ def test_two_ranks_train_the_weights_of_one_process(tmp_path):
     options = asked(lmbda=0.5, max_steps=2, batch_size=6, **HELD_OUT)
     alone = runs.made(tmp_path / "alone", **options)
     (tmp_path / "plan.json").write_text(json.dumps({str(tmp_path / "together"): options}))
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    code, _, err = runs.done(runs.start(*launcher, "-m", "tests.shell.ranked", str(tmp_path / "plan.json")))
+    code, _, err = warm.program("tests.shell.ranked", str(tmp_path / "plan.json"), ranks=2)
     assert code == 0, err
     assert runs.apart(runs.weights(tmp_path / "together"), runs.weights(alone)) < 1e-5
     losses = [runs.metrics(tmp_path / name)[-1]["eval_loss"] for name in ("alone", "together")]

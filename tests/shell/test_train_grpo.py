@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from shell import api, checkpoint, log, mistake, rollout
+from tests import warm
 from tests.shell import runs
 
 PROMPTS = {
@@ -107,8 +108,7 @@ def test_two_ranks_draw_the_completions_of_one_process_and_train_its_weights(tmp
     options = words(max_steps=2, batch_size=6, steps_per_generation=2, beta=0.1)
     alone = runs.made(tmp_path / "alone", **options)
     (tmp_path / "plan.json").write_text(json.dumps({str(tmp_path / "together"): options}))
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    code, _, err = runs.done(runs.start(*launcher, "-m", "tests.shell.ranked", str(tmp_path / "plan.json")))
+    code, _, err = warm.program("tests.shell.ranked", str(tmp_path / "plan.json"), ranks=2)
     assert code == 0, err
     assert drawn(tmp_path / "together") == drawn(alone)
     assert runs.apart(runs.weights(tmp_path / "together"), runs.weights(alone)) < 1e-5
@@ -130,10 +130,9 @@ def test_a_run_that_is_killed_again_and_again_even_while_it_generates_ends_like_
     tmp_path, more
 ):
     options = json.dumps(words(logging_steps=3, **more))
-    process = runs.start(
-        "-m", "tests.shell.killed", str(tmp_path), "2", "lines=5", "moments=1", OPTIONS=options
+    code, out, err = warm.program(
+        "tests.shell.killed", str(tmp_path), "2", "lines=5", "moments=1", OPTIONS=options
     )
-    code, out, err = runs.done(process)
     assert code == 0, err
     assert out.split() == ["lines", "5", "moments", "1"]
 

@@ -9,6 +9,7 @@ import transformers
 
 from core import algorithms
 from shell import api, evaluate, log, mistake
+from tests import warm
 from tests.shell import runs, words
 
 
@@ -211,7 +212,7 @@ def test_a_full_disk_is_told_and_earlier_checkpoints_are_whole(run, tmp_path, li
     shutil.copytree(run, folder)
     before = {name: runs.content(folder / name) for name in ("checkpoint-1", "checkpoint-2", "model")}
     command = runs.words(folder, max_steps=3, save_steps=1)
-    code, _, err = runs.done(runs.start("-c", LIMITED, str(limit), *command))
+    code, _, err = warm.program("-c", LIMITED, str(limit), *command)
     assert code == 2, err
     assert told in err.splitlines()[-1]
     assert "Traceback" not in err

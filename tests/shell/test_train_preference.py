@@ -10,6 +10,7 @@ import transformers
 
 from core import algorithms
 from shell import checkpoint, config, loss_checks, mistake, options, tiny
+from tests import warm
 from tests.shell import runs, words
 
 LOG2 = math.log(2)
@@ -178,8 +179,7 @@ def test_two_ranks_train_what_one_process_trains(tmp_path, files):
     plans = {name: asked(files, name, token_budget=120, adam_epsilon=1e-4) for name in BOTH}
     plan = {str(tmp_path / "two" / name): options for name, options in plans.items()}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    code, _, err = runs.done(runs.start(*launcher, "-m", "tests.shell.ranked", str(tmp_path / "plan.json")))
+    code, _, err = warm.program("tests.shell.ranked", str(tmp_path / "plan.json"), ranks=2)
     assert code == 0, err
     for name, chosen in plans.items():
         one, two = runs.made(tmp_path / "one" / name, **chosen), tmp_path / "two" / name
@@ -195,8 +195,7 @@ def test_two_ranks_train_what_one_process_trains(tmp_path, files):
 def test_a_run_that_is_killed_ends_like_one_that_is_not_reference_and_all(tmp_path, files):
     plan = asked(files, "dpo", max_steps=8, init_from=str(runs.made(tmp_path / "start") / "model"))
     deaths = ("moments=1", "lines=2", "saves=2")
-    process = runs.start("-m", "tests.shell.killed", str(tmp_path), "3", *deaths, OPTIONS=json.dumps(plan))
-    code, out, err = runs.done(process)
+    code, out, err = warm.program("tests.shell.killed", str(tmp_path), "3", *deaths, OPTIONS=json.dumps(plan))
     assert code == 0, err
     assert out.split() == ["moments", "1", "lines", "2", "saves", "2"]
     assert first(tmp_path / "whole")["loss"] == pytest.approx(LOG2, abs=1e-6)
@@ -205,8 +204,9 @@ def test_a_run_that_is_killed_ends_like_one_that_is_not_reference_and_all(tmp_pa
 @pytest.mark.parametrize("algorithm", ["kto", "reward"])
 def test_unpaired_and_reward_runs_that_are_killed_end_like_those_that_are_not(tmp_path, files, algorithm):
     plan = asked(files, algorithm, max_steps=8)
-    process = runs.start("-m", "tests.shell.killed", str(tmp_path), "3", "lines=2", OPTIONS=json.dumps(plan))
-    code, out, err = runs.done(process)
+    code, out, err = warm.program(
+        "tests.shell.killed", str(tmp_path), "3", "lines=2", OPTIONS=json.dumps(plan)
+    )
     assert code == 0, err
     assert out.split() == ["lines", "2"]
 

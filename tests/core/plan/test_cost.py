@@ -41,34 +41,6 @@ def test_flops_are_those_of_the_formula():
     assert cost.flops(attrs.evolve(SHAPE, gated=False), 1, 0, 0) == 3 * 2 * 3 * (weights - 160)
 
 
-@hypothesis.given(
-    st.integers(0, 10**9),
-    st.booleans(),
-    st.sampled_from([2, 4]),
-    st.integers(1, 4),
-    st.sampled_from([None, 100]),
-)
-def test_the_budget_is_the_largest_that_fits(memory, checkpointing, element_bytes, num_shards, trained):
-    shape = attrs.evolve(SHAPE, element_bytes=element_bytes)
-    options = {
-        "checkpointing": checkpointing,
-        "num_shards": num_shards,
-        "trained_parameters": trained,
-        "head_tile": 16,
-    }
-    budget = cost.token_budget(shape, memory, reserve=0.0, **options)
-    assert cost.peak_bytes(shape, budget + 1, **options) > memory
-    assert budget == 0 or cost.peak_bytes(shape, budget, **options) <= memory
-
-
-def test_memory_falls_with_checkpointing_frozen_weights_and_shards():
-    whole = cost.peak_bytes(SHAPE, 100)
-    assert cost.peak_bytes(SHAPE, 100, checkpointing=True) < whole
-    assert cost.peak_bytes(SHAPE, 100, num_shards=2) < whole
-    # Gradients and two moments of 9,000 float32 parameters.
-    assert whole - cost.peak_bytes(SHAPE, 100, trained_parameters=1_000) == 9_000 * 12
-
-
 @hypothesis.given(forests.samples(), st.integers(1, 40), st.integers(1, 3), st.booleans())
 def test_the_summary_agrees_with_the_trees(samples, budget, num_ranks, share):
     assignment = batching.assign(samples, budget=budget, num_ranks=num_ranks, share=share)
@@ -99,23 +71,10 @@ def test_a_fan_saves_what_its_prompt_costs():
     assert (told.imbalance, told.pad_share, told.fill) == (1, 0, 0.65)
 
 
-def test_keeping_what_attention_gave_costs_its_output_and_log_sum_exps_and_saves_its_forward():
-    shape = attrs.evolve(SHAPE, element_bytes=2)
-    none, full, kept = (
-        cost.peak_bytes(shape, 1000, checkpointing=mode) for mode in (False, True, "selective")
-    )
-    assert full < kept < none
-    assert kept - full == 1000 * shape.layers * (2 * shape.heads * shape.head_dim + 4 * shape.heads)
+def test_keeping_what_attention_gave_saves_its_forward():
     work = {
-        mode: cost.flops(shape, 1000, 50_000, 900, checkpointing=mode) for mode in (False, True, "selective")
+        mode: cost.flops(SHAPE, 1000, 50_000, 900, checkpointing=mode) for mode in (False, True, "selective")
     }
-    again = shape.layers * 4 * shape.heads * shape.head_dim * 50_000
+    again = SHAPE.layers * 4 * SHAPE.heads * SHAPE.head_dim * 50_000
     assert work[True] - work["selective"] == again
-    assert work["selective"] - work[False] == shape.layers * 2 * cost.layer_weights(shape) * 1000
-
-
-def test_what_pieces_share_is_keys_values_and_their_wide_gradients():
-    for size, bytes_ in ((2, 6), (4, 8), (8, 16)):
-        shape = attrs.evolve(SHAPE, element_bytes=size)
-        numbers = shape.layers * 10 * 2 * shape.kv_heads * shape.head_dim
-        assert cost.dormant_bytes(shape, 10) == numbers * bytes_
+    assert work["selective"] - work[False] == SHAPE.layers * 2 * cost.layer_weights(SHAPE) * 1000

@@ -1,0 +1,123 @@
+"""What a run says of its memory before and after: promised, reached, and on the terminal."""
+
+import json
+
+import attrs
+import pytest
+import torch
+
+from adapters import cpu
+from core.plan import cost, memory
+from shell import config, footprint, mistake
+from tests.shell import runs
+
+STEPS = {"max_steps": 2, "logging_steps": 1, "memory_report": True}
+WAYS = {
+    "plain": {"token_budget": 2000},
+    "layers again": {"gradient_checkpointing": True, "token_budget": 2000},
+    "several packs": {"batch_size": 16, "token_budget": 400, "gradient_checkpointing": True},
+    "bfloat16": {"dtype": "bfloat16", "token_budget": 2000},
+    "an adapter": {"use_peft": True, "token_budget": 2000},
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A run of each way, with what run.json tells of its memory."""
+    root = tmp_path_factory.mktemp("runs")
+    return {name: runs.facts(runs.made(root / name, **STEPS, **way)) for name, way in WAYS.items()}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_run_reaches_what_it_promised(made, name):
+    told = made[name]["memory"]
+    promised, reached = told["promised"], told["reached"]
+    assert promised["peak_bytes"] == made[name]["promised"]["peak_memory_bytes"]
+    assert promised["peak_bytes"] == pytest.approx(reached["peak_bytes"], rel=0.15)
+    assert "counted" in reached["how"]
+    assert sum(reached["parts"].values()) == reached["peak_bytes"]
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_what_is_there_between_steps_is_promised_exactly_but_for_counters(made, name):
+    told = made[name]["memory"]
+    parts = told["promised"]["moments"]["update"]
+    for part in memory.STATE:
+        assert parts[part] == pytest.approx(told["reached"]["parts"][part], rel=1e-3), part
+
+
+def test_the_table_tells_the_numbers_of_run_json(made):
+    told = made["plain"]["memory"]
+    moments, reached = told["promised"]["moments"], told["reached"]
+    lines = footprint.table(moments, 0, reached).splitlines()
+    cells = {line[:20].strip(): line[20:].split() for line in lines}
+    assert cells["memory, MiB"] == [
+        "head",
+        "last",
+        "layer",
+        "first",
+        "layer",
+        "embedding",
+        "update",
+        "reached",
+    ]
+    assert [float(cell) for cell in cells["weights"]] == [
+        round(number / 2**20, 2)
+        for number in [*(m["weights"] for m in moments.values()), reached["parts"]["weights"]]
+    ]
+    assert float(cells["sum"][-1]) == round(reached["peak_bytes"] / 2**20, 2)
+    assert "float32 masters" not in cells
+    assert lines[-1].endswith(f"MiB reached, {reached['how']}")
+
+
+def test_a_dry_run_prints_what_the_run_promises(made, tmp_path, capsys):
+    assert runs.run(tmp_path / "out", **STEPS, **WAYS["plain"], dry_run=True) == 0
+    told = made["plain"]["memory"]["promised"]
+    assert footprint.table(told["moments"], told["host_bytes"]) in capsys.readouterr().out
+
+
+def test_a_run_that_was_not_asked_says_nothing_and_counts_nothing(tmp_path, capsys):
+    facts = runs.facts(runs.made(tmp_path / "out", max_steps=1))
+    assert "memory" not in facts
+    assert "promised, at the moment" not in capsys.readouterr().err
+
+
+def levers(*words, device=cpu.DEVICE, beside=(), adapter=None):
+    command = config.parse(["sft", "--model", "tiny", "--dataset", "demo", *words])
+    return footprint.levers(command.options, device, beside, adapter)
+
+
+def test_activations_leave_only_a_device_that_has_another_memory_than_the_host():
+    elsewhere = attrs.evolve(cpu.DEVICE, name="cuda", type="cuda")
+    assert not levers("--activation_offloading").offloaded
+    assert levers("--activation_offloading", device=elsewhere).offloaded
+    assert not levers(device=elsewhere).offloaded
+
+
+def test_options_move_the_levers_that_they_are():
+    found = levers("--gradient_checkpointing", "selective", "--chunk_size_feed_forward", "7")
+    assert (found.checkpointing, found.chunk, found.clipped) == ("selective", 7, True)
+    assert not levers("--max_grad_norm", "0").clipped
+
+
+def test_frozen_models_that_are_held_leave_less_for_a_forward():
+    shape = cost.ModelShape(
+        layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, intermediate=200, vocab=512, parameters=10**6
+    )
+    device = attrs.evolve(cpu.DEVICE, memory=lambda: 100 << 20)
+    chosen = config.parse(["dpo", "--model", "tiny", "--dataset", "demo"]).options
+    alone, beside = (
+        footprint.budget(shape, chosen, device, levers(beside=models)) for models in ((), (shape, None))
+    )
+    assert beside < alone
+    with pytest.raises(mistake.Mistake, match="GiB to train"):
+        footprint.budget(shape, chosen, attrs.evolve(device, memory=lambda: 1 << 20), levers())
+
+
+def test_graphs_are_not_looked_into():
+    watch = footprint.Watch(cpu.DEVICE, compiled=True)
+    with watch.counting():
+        torch.ones(10)
+    assert "resident" in watch.facts()["how"]
+    assert watch.facts()["peak_bytes"] == footprint.resident()
+    assert json.dumps(watch.facts())
