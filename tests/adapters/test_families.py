@@ -1,12 +1,13 @@
 """A forest through each family of models equals every sample alone by the model's own plain forward."""
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.attention import flex_attention
 
 from adapters import loading, tree_attention
 from core import blocks
-from core.plan import spans
+from core.plan import sample, spans
 from tests.adapters import zoo
 from tests.core import test_blocks
 
@@ -24,6 +25,18 @@ def test_a_forest_equals_each_sample_alone_by_the_models_own_forward(kind):
     want, want_grads = zoo.alone(zoo.build(kind, attention=own), zoo.rows())
     value, grads = of_a_forest(kind)
     assert abs(value - want) <= 1e-10 * want
+    assert zoo.gap(grads, want_grads) <= 1e-10
+
+
+@pytest.mark.parametrize("length", [5, 6, 7])
+def test_a_window_hides_from_the_first_token_past_it_on(length):
+    tokens = np.arange(3, 3 + length)
+    samples = [sample.Sample(tokens=tokens, trained=tokens > 3)]
+    assert zoo.SLIDING == {"sliding_window": 5}
+    want, want_grads = zoo.alone(zoo.build("mistral", attention="sdpa"), samples)
+    model, params = loading.bind(zoo.build("mistral"))
+    value, _, grads = model.pull_back(params, zoo.packed(samples), 0, zoo.nll)
+    assert value.item() == pytest.approx(want.item(), rel=1e-12)
     assert zoo.gap(grads, want_grads) <= 1e-10
 
 

@@ -199,6 +199,17 @@ def test_dropout_is_drawn_from_the_key_and_from_nothing_else():
     assert not torch.equal(model.predict(params, pack, 4).logprobs, seen[0].detach())
 
 
+def test_each_piece_draws_dropout_of_its_own_and_draws_it_again(monkeypatch):
+    model, params = bound("gpt2", dropout=True, changes=DROPOUT)
+    pack = zoo.packed(zoo.rows(), budget=9)
+    seeds = []
+    plain = torch.manual_seed
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: seeds.append(seed) or plain(seed))
+    model.pull_back(params, pack, 3, zoo.nll)
+    drawn = [seed for seed in set(seeds) if seeds.count(seed) >= 2]
+    assert len(drawn) == len(pack.pieces) > 1
+
+
 def test_recomputation_draws_the_same_dropout():
     found = []
     for recompute in (False, True):
