@@ -140,6 +140,7 @@ def adamw(
         new, moments = (
             (dict(params), state) if donate else record.tree.map(torch.clone, (dict(params), state))
         )
+        _check_types(grads, new)
         for decays in (True, False):
             names = [n for n in new if (new[n].ndim >= 2) == decays]
             if not names:
@@ -228,14 +229,18 @@ def with_masters(rule: Optimizer) -> Optimizer:
     return attrs.evolve(rule, init=init, update=update)
 
 
+def _check_types(grads: Params, params: Params) -> None:
+    """Refuse gradients of another dtype than their parameters', which the fused kernel does not take."""
+    odd = next((n for n in params if grads[n].dtype != params[n].dtype), None)
+    if odd is not None:
+        raise ValueError(
+            f"adamw: {odd} is {params[odd].dtype} and its gradient {grads[odd].dtype}; wrap the optimizer in "
+            "with_masters, which updates in float32."
+        )
+
+
 def _moments(params: Params) -> Moments:
     """Return the moments before the first update."""
-    narrow = next((n for n, p in params.items() if _wide_type(p) != p.dtype), None)
-    if narrow is not None:
-        raise ValueError(
-            f"adamw: {narrow} is {params[narrow].dtype}, in which most updates round to nothing; wrap the "
-            "optimizer in with_masters."
-        )
 
     def zeros() -> dict[str, Tensor]:
         return {n: torch.zeros_like(p, memory_format=torch.preserve_format) for n, p in params.items()}

@@ -189,5 +189,7 @@ def test_masters_change_nothing_of_what_is_wide(dtype):
 def test_adamw_refuses_numbers_and_parameters_with_which_it_cannot_work():
     with pytest.raises(ValueError, match=r"beta2 is 1\.0; a number from 0 up to but not 1"):
         optimizers.adamw(rate=lambda done: 1.0, beta2=1.0)
-    with pytest.raises(ValueError, match=r"is torch\.bfloat16.* wrap the optimizer in with_masters"):
-        optimizers.adamw(rate=lambda done: 1.0).init(narrow())
+    rule, given = optimizers.adamw(rate=lambda done: 1.0), narrow()
+    wide = {name: p.float() for name, p in given.items()}
+    with pytest.raises(ValueError, match=r"and its gradient torch\.float32; wrap .* with_masters"):
+        rule.update(wide, rule.init(given), given, rate=1.0)

@@ -292,7 +292,7 @@ def told_of(run, *given):
     ("change", "line"),
     [
         ({"use_dora": True}, "has use_dora True; plain LoRA is what is here"),
-        ({"peft_type": "IA3"}, "has peft_type IA3"),
+        ({"peft_type": "IA3"}, "has peft_type 'IA3'"),
         ({"rank_pattern": {"q_proj": 2}}, "has rank_pattern"),
         ({"r": None}, "cannot be read (TypeError"),
     ],
