@@ -104,7 +104,7 @@ class Walk:
         split = self._model.sharding is not None
         slopes = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=split)
         wanted = {name: slope for name, slope in zip(leaves, slopes, strict=True) if slope is not None}
-        grads: dict[str, Tensor] = {n: torch.zeros_like(p, dtype=_wide(p)) for n, p in self._params.items()}
+        grads: dict[str, Tensor] = {n: torch.zeros_like(p, dtype=wide(p)) for n, p in self._params.items()}
         for _ in range(self._idle):
             resting = shards.idle(self._model, self._params)
             found = torch.autograd.grad(resting.sum(), list(self._params.values()), allow_unused=True)
@@ -139,7 +139,7 @@ class Walk:
         for source, rows in self._sources[number]:
             if source not in self._owed:
                 self._owed[source] = {
-                    layer: (torch.zeros_like(k, dtype=_wide(k)), torch.zeros_like(v, dtype=_wide(v)))
+                    layer: (torch.zeros_like(k, dtype=wide(k)), torch.zeros_like(v, dtype=wide(v)))
                     for layer, (k, v) in self._store[source].items()
                 }
             for layer, both in found.items():
@@ -223,10 +223,10 @@ def nothing(each: pack.Pack, first: Tensor) -> Fields:
         each: the pack.
         first: any tensor.
     """
-    empty = first.flatten()[:0].to(_wide(first))
+    empty = first.flatten()[:0].to(wide(first))
     return {"logprobs": empty, **dict.fromkeys(each.needs, empty)}
 
 
-def _wide(values: Tensor) -> torch.dtype:
-    """Return float32 or better."""
+def wide(values: Tensor) -> torch.dtype:
+    """Return float32 or better: what the gradient of such values is summed in."""
     return torch.promote_types(values.dtype, torch.float32)

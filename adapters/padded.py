@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from adapters import in_pieces
 from core import metrics, pack
 
 Fields = Mapping[str, Tensor]
@@ -26,7 +27,7 @@ def fields(each: pack.Pack, run: Run) -> dict[str, Tensor]:
         run: runs one of them.
     """
     if not len(each.edge_nodes):
-        return _nothing(each)
+        return in_pieces.nothing(each, each.batch.totals.terms)
     with torch.no_grad():
         found = [_host(part, run(number)) for number, part in enumerate(each.padded)]
     return {name: torch.cat([part[name] for part in found]) for name in found[0]}
@@ -69,7 +70,7 @@ def pull_back(
         for name in reversed(list(leaves)):
             grad = found.pop()  # each is let go of as soon as it is added
             if grad is not None:
-                grads[name] = grad if name not in grads else grads[name] + grad.to(_wide(grad))
+                grads[name] = grad if name not in grads else grads[name] + grad.to(in_pieces.wide(grad))
     return (
         value.detach(),
         means,
@@ -97,14 +98,3 @@ def _sent(part: pack.Pack, slope: Tensor, like: Tensor) -> Tensor:
 
 def _filled(values: Tensor, size: int) -> Tensor:
     return torch.cat([values, values.new_zeros(size - len(values))])
-
-
-def _nothing(each: pack.Pack) -> dict[str, Tensor]:
-    """Return the fields of a pack in which nobody trains."""
-    empty = torch.zeros(0, dtype=each.batch.totals.terms.dtype)
-    return dict.fromkeys(("logprobs", *each.needs), empty)
-
-
-def _wide(values: Tensor) -> torch.dtype:
-    """Return float32 or better."""
-    return torch.promote_types(values.dtype, torch.float32)

@@ -30,7 +30,7 @@ def contexts(enter: Callable[[], Context], *, keep_attention: bool) -> tuple[Con
     if not keep_attention:
         return contextlib.nullcontext(), enter()
     keeping, finding = checkpoint.create_selective_checkpoint_contexts(_choose)
-    return keeping, _both(enter(), finding)
+    return keeping, both(enter(), finding)
 
 
 def _choose(_: Any, operator: Any, *__: Any, **___: Any) -> checkpoint.CheckpointPolicy:
@@ -40,6 +40,11 @@ def _choose(_: Any, operator: Any, *__: Any, **___: Any) -> checkpoint.Checkpoin
 
 
 @contextlib.contextmanager
-def _both(first: Context, second: Context) -> Iterator[None]:
+def both(first: Context, second: Context) -> Iterator[None]:
+    """Enter two contexts as one.
+
+    Args:
+        first, second: in this order; they are left in the other.
+    """
     with first, second:
         yield

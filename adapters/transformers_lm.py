@@ -303,7 +303,7 @@ class TransformersLM:
 
         def contexts(module: torch.nn.Module, keep_attention: bool = False) -> tuple[Any, Any]:
             return recompute.contexts(
-                lambda: _both(self._again(params, module), self._precise(params)),
+                lambda: recompute.both(self._again(params, module), self._precise(params)),
                 keep_attention=keep_attention,
             )
 
@@ -390,9 +390,3 @@ class KeepDouble(TorchFunctionMode):
                 args = (first, *(torch.float64 if a is torch.float32 else a for a in args[1:]))
                 kwargs = {n: torch.float64 if v is torch.float32 else v for n, v in kwargs.items()}
         return func(*args, **kwargs)
-
-
-@contextlib.contextmanager
-def _both(first: Any, second: Any) -> Iterator[None]:
-    with first, second:
-        yield

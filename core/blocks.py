@@ -210,7 +210,8 @@ def _tiles(tables: Tables, dtype: torch.dtype) -> Iterator[Block]:
             rest.append((spans.CAUSAL if causal else kind, *span))
     for spread in batches.values():
         a, b, x, y = torch.tensor(spread).T
-        yield Block(True, True, places.runs(a, b), places.runs(x, y))
+        queries = places.runs(a, b)
+        yield Block(True, True, queries, queries if torch.equal(a, x) else places.runs(x, y))
     for kind, *span in rest:
         yield from _alone(tables, dtype, kind, *span)
 
