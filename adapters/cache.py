@@ -93,8 +93,8 @@ def logits(
     model: transformers_lm.TransformersLM, hidden: Float[Tensor, "rows hidden"]
 ) -> Float[Tensor, "rows vocab"]:
     """Return logits before the temperature, inside a run of the model."""
-    hidden, weight, bias = model.head(hidden)
-    return head.logits(hidden, weight, bias, attrs.evolve(model.shape, temperature=1.0))
+    product = model.product(hidden)
+    return head.logits(product._replace(shape=attrs.evolve(product.shape, temperature=1.0)))
 
 
 class Steps:

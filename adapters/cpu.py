@@ -59,13 +59,14 @@ DEVICE = ports.Device(
     checks=checks,
     # As `python -m tests.benchmarks.prices` fitted it once on an x86-64 core with AVX-512, to two digits.
     price=spans.Price(
-        launch=75000.0,
-        head=7100.0,
-        pair=0.28,
-        masked=55000.0,
-        mask=0.0,
-        row=0.0,
-        item=430.0,
-        moved=10.0,
+        launch=140000.0,
+        head=11000.0,
+        pair=0.22,
+        masked=0.0,
+        mask=9.8,
+        row=2.7,
+        key=2.7,
+        item=300.0,
+        moved=12.0,
     ),
 )

@@ -168,7 +168,7 @@ def bind(
     _check_attention(module)
     if scalar:
         module.config.pad_token_id = None  # no token is padding here; whoever saves it names one
-    limit = _max_length(module.config)
+    limit = max_length(module.config)
     leaves = {id(p): n for n, p in module.named_parameters()}
     named = module.named_parameters(remove_duplicate=False)
     slots = tuple((*_place(module, path), leaves[id(p)]) for path, p in named)
@@ -295,13 +295,19 @@ def _attention(config: transformers.PretrainedConfig, kind: str, *, recomputed: 
     return "mask" if kind == "flex" and capped and recomputed else kind
 
 
-def _max_length(config: transformers.PretrainedConfig) -> int:
-    """Return the length up to which a rotary table does not depend on the longest sequence; 0: at any."""
+def max_length(config: transformers.PretrainedConfig) -> int:
+    """Return the length up to which a rotary table does not depend on the longest sequence; 0: at any.
+
+    Args:
+        config: of the model.
+    """
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or {}
     tables = [t for t in rope.values() if isinstance(t, dict)] or [rope]
+    # `dynamic` turns by the positions that the config holds, and reads no others.
     limits = [
-        t.get("original_max_position_embeddings") or text.max_position_embeddings
+        (t.get("rope_type") == "longrope" and t.get("original_max_position_embeddings"))
+        or text.max_position_embeddings
         for t in tables
         if t.get("rope_type") in ("dynamic", "longrope")
     ]

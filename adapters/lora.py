@@ -81,6 +81,20 @@ class Adapter:
     whole_leaves: frozenset[str]
 
 
+@attrs.frozen(kw_only=True)
+class Trained:
+    """How much an adapter trains.
+
+    Attributes:
+        num: parameters.
+        head_columns: those of the output head's matrix that is trained: the rank where one stands beside the
+            head, all where it is trained whole; 0: none is.
+    """
+
+    num: int
+    head_columns: int
+
+
 class Beside:
     """What a layer's forward is followed by: the adapter's part is added to what the layer gave."""
 
@@ -240,13 +254,19 @@ def is_up(leaf: str) -> bool:
     return leaf.endswith(f".{UP}.weight")
 
 
-def num_trained(module: transformers.PreTrainedModel, settings: Settings) -> int:
-    """Count the trained parameters; Args and Raises as of `resolve`."""
+def trained(module: transformers.PreTrainedModel, settings: Settings) -> Trained:
+    """Count what an adapter trains; Args and Raises as of `resolve`."""
     targets, whole = resolve(module, settings)
     paths = dict(module.named_modules())
     inside = {id(p): p.numel() for path in whole for p in paths[path].parameters()}
     low = sum(settings.rank * sum(_sizes(paths[path], paths[path].weight)) for path in targets)
-    return low + sum(inside.values())
+    output: Any = module.get_output_embeddings()
+    columns = 0
+    if output is not None and any(paths[path] is output for path in targets):
+        columns = settings.rank
+    elif output is not None and id(output.weight) in inside:
+        columns = output.weight.shape[1]
+    return Trained(num=low + sum(inside.values()), head_columns=columns)
 
 
 def merged(

@@ -50,39 +50,32 @@ class Teacher:
             return self.model.parents(each, route, self.params)
 
     def divergences(
-        self,
-        hidden: Float[Tensor, "edges hidden"],
-        weight: Float[Tensor, "vocab hidden"],
-        taught: Float[Tensor, "edges teacher_hidden"],
-        *,
-        bias: Float[Tensor, " vocab"] | None,
-        shape: head.Shape,
+        self, student: head.Product, taught: Float[Tensor, "edges teacher_hidden"]
     ) -> Float[Tensor, " edges"]:
         """Return how far the student is from the teacher at each edge, in nats.
 
         Where one of the heads has more rows, which only pad it, both are compared over the rows of the other.
 
         Args:
-            hidden: the student's last hidden states.
-            weight, bias: of the student's head.
+            student: what the student's logits are made of.
             taught: from `hidden`, at the same edges.
-            shape: what is done to the student's products.
         """
-        with torch.no_grad(), self.model.swap(self.params):
-            taught, own_weight, own_bias = self.model.head(taught)
-        rows = min(len(weight), len(own_weight))
-        weight, own_weight = weight[:rows], own_weight[:rows]
-        bias, own_bias = (None if b is None else b[:rows] for b in (bias, own_bias))
+        with torch.no_grad(), self.model.still(), self.model.swap(self.params):
+            teacher = self.model.product(taught)
+        rows = min(len(student.weight), len(teacher.weight))
+        student, teacher = student.first(rows), teacher.first(rows)
         if not self.num_kept:
             return divergence.divergences(
-                hidden, weight, taught, own_weight, beta=self.beta, bias=bias, teacher_bias=own_bias,
-                shape=shape, teacher_shape=self.model.shape,
+                student.hidden, student.weight, teacher.hidden, teacher.weight, beta=self.beta,
+                bias=student.bias, teacher_bias=teacher.bias,
+                low_rank=student.low_rank, teacher_low_rank=teacher.low_rank,
+                shape=student.shape, teacher_shape=teacher.shape,
             )  # fmt: skip
-        student = _Head(hidden=hidden, weight=weight, bias=bias, shape=shape)
-        teacher = _Head(hidden=taught, weight=own_weight, bias=own_bias, shape=self.model.shape)
         tokens, twice = _looked_at(student, teacher, self.beta, min(self.num_kept, rows))
         p, t = (
-            divergence.top_logprobs(one.hidden, one.weight, tokens, bias=one.bias, shape=one.shape)
+            divergence.top_logprobs(
+                one.hidden, one.weight, tokens, bias=one.bias, low_rank=one.low_rank, shape=one.shape
+            )
             for one in (student, teacher)
         )
         return divergence.kept(p, t.masked_fill(twice, -torch.inf), beta=self.beta)
@@ -93,22 +86,15 @@ class Teacher:
         return {"hidden": self.model.parents(each, route, params)}
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class _Head:
-    """What logits are made of."""
-
-    hidden: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    shape: head.Shape
-
-
 def _looked_at(
-    student: _Head, teacher: _Head, beta: float, num: int
+    student: head.Product, teacher: head.Product, beta: float, num: int
 ) -> tuple[Int[Tensor, "edges kept"], Tensor]:
     """Return the tokens that are compared, and which of them stand there for the second time."""
     models = [model for model, left_out in ((teacher, 1.0), (student, 0.0)) if beta != left_out]
-    found = [divergence.likeliest(m.hidden, m.weight, num, bias=m.bias, shape=m.shape) for m in models]
+    found = [
+        divergence.likeliest(m.hidden, m.weight, num, bias=m.bias, low_rank=m.low_rank, shape=m.shape)
+        for m in models
+    ]
     tokens = torch.cat(found, 1)
     earlier = torch.ones(tokens.shape[1], tokens.shape[1], device=tokens.device).tril(-1).bool()
     return tokens, ((tokens[:, :, None] == tokens[:, None, :]) & earlier).any(-1)

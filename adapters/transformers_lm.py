@@ -157,7 +157,7 @@ class TransformersLM:
                 stack.enter_context(self.compiled.watched())
             # Where nothing is dropped the mode changes no number, and a graph would be made anew for it.
             if key is None and (self.compiled is None or self.module.training):
-                stack.enter_context(self._still())
+                stack.enter_context(self.still())
             elif key is not None and self.module.training:
                 devices = [] if device.type == "cpu" else [device]
                 stack.enter_context(torch.random.fork_rng(devices))
@@ -172,8 +172,8 @@ class TransformersLM:
             self.module._set_gradient_checkpointing(True)
 
     @contextlib.contextmanager
-    def _still(self) -> Iterator[None]:
-        """Leave the mode of training, in which dropout draws, for one pass."""
+    def still(self) -> Iterator[None]:
+        """Leave the mode of training, in which dropout draws, for one pass or a part of one."""
         # One by one: where layers are recomputed and nothing is dropped, they alone are in this mode.
         trained = [m for m in self.module.modules() if m.training]
         self.module.train(False)
@@ -207,31 +207,24 @@ class TransformersLM:
         parents = self.parents(each, route, params)
         if self.scalar:
             return scalar_head.score(self.module, parents)
-        parents, weight, bias = self.head(parents)
+        product = self.product(parents)
         fields = head.score(
-            parents,
-            weight,
+            product.hidden,
+            product.weight,
             each.edge_tokens[route.edges],
-            bias=bias,
-            shape=self.shape,
+            bias=product.bias,
+            low_rank=product.low_rank,
+            shape=product.shape,
             needs=each.needs,
             # Without gradients nothing is pulled back, and the head would form what nobody reads.
             slopes=each.slopes[route.edges] if each.slopes is not None and torch.is_grad_enabled() else None,
         )
         if self.teacher is not None and each.taught is not None:
-            fields["divergences"] = self.teacher.divergences(
-                parents, weight, each.taught[route.edges], bias=bias, shape=self.shape
-            )
+            fields["divergences"] = self.teacher.divergences(product, each.taught[route.edges])
         return fields
 
-    def head(
-        self, hidden: Float[Tensor, "edges hidden"]
-    ) -> tuple[Float[Tensor, "edges width"], Float[Tensor, "vocab width"], Float[Tensor, " vocab"] | None]:
-        """Return what the head's product is of, whatever stands beside it: states, a weight and a bias.
-
-            h W^T + (scale A h)^T B^T = [h, scale A h] [W, B]^T
-
-        So an adapter of the head widens both, and its gradient is that of any head.
+    def product(self, hidden: Float[Tensor, "edges hidden"]) -> head.Product:
+        """Return what logits are made of, an adapter of the head beside its weight.
 
         Args:
             hidden: last hidden states, inside a run of the model.
@@ -241,9 +234,9 @@ class TransformersLM:
         if self.autocast is not None:
             hidden, weight = hidden.to(self.autocast), weight.to(self.autocast)
         if not lora.is_on(output):
-            return hidden, weight, bias
-        wide = torch.cat([hidden, lora.narrowed(output, hidden)], -1)
-        return wide, torch.cat([weight, lora.up(output, weight)], -1), bias
+            return head.Product(self.shape, hidden, weight, bias)
+        low, up = lora.narrowed(output, hidden), lora.up(output, hidden)
+        return head.Product(self.shape, hidden, weight, bias, low, up)
 
     def parents(
         self, each: pack.Pack, route: tree_attention.Route, params: ports.Params

@@ -105,9 +105,9 @@ def attend(
             places.put(out, rows, part)
             places.put(lse, rows, part_lse)
         else:
-            merged = torch.logaddexp(lse[:, :, rows], part_lse)
-            kept, added = ((x - merged).exp()[..., None] for x in (lse[:, :, rows], part_lse))
-            out[:, :, rows], lse[:, :, rows] = out[:, :, rows] * kept + part * added, merged
+            earlier = lse[:, :, rows]
+            out[:, :, rows].lerp_(part.to(wide), (part_lse - earlier).sigmoid()[..., None])
+            lse[:, :, rows] = torch.logaddexp(earlier, part_lse)
     if sinks is not None:
         merged = torch.logaddexp(lse, sinks.to(wide)[None, :, None])
         out, lse = out * (lse - merged).exp()[..., None], merged
@@ -135,20 +135,22 @@ def pull_back(
     wide = torch.promote_types(query.dtype, torch.float32)
     tables = Tables(blocks, query_depths, key_depths, sizes, window)
     g, q, k, v, o = (_aligned(t, kernel.aligned) for t in (grad, query, key, value, out))
-    sums = tuple(torch.zeros_like(t, dtype=wide) for t in (q, k, v))
+    by_query = torch.empty_like(q, dtype=wide)
+    by_key, by_value = (torch.zeros_like(t, dtype=wide) for t in (k, v))
     for block in kernel.walk(tables, query.dtype):
         rows, seen = block.queries, block.keys
         felt = places.without_filling(places.taken(g, rows), rows)
         of_queries = [places.taken(t, rows) for t in (q, o, lse)]
         parts = kernel.backward(felt, *of_queries, places.taken(k, seen), places.taken(v, seen), block, scale)
-        for whole, place, part in zip(sums, (rows, seen, seen), parts, strict=True):
-            places.add(whole, place, part)
+        (places.put if block.first else places.add)(by_query, rows, parts[0])
+        places.add(by_key, seen, parts[1])
+        places.add(by_value, seen, parts[2])
     by_sinks = query.new_empty(0)
     if sinks is not None:
         # It has no value, so by its score: -p_sink (gradient . output), summed over the queries.
         felt = (grad.to(wide) * out).sum(-1)
         by_sinks = -((sinks.to(wide)[None, :, None] - lse).exp() * felt).sum((0, 2)).to(sinks.dtype)
-    return _like(sums[0], query), _like(sums[1], key), _like(sums[2], value), by_sinks
+    return _like(by_query, query), _like(by_key, key), _like(by_value, value), by_sinks
 
 
 @attend.register_fake

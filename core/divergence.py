@@ -14,7 +14,7 @@ The ends are exact and are no limits: near them the family shrinks to 0.
 Axes: edges (predictions that are trained), hidden, vocab, kept (tokens that a server told).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -26,6 +26,8 @@ from core import head
 
 TILE_BYTES = 1 << 28
 LIVE_TILES = 8
+TeacherLowRank = tuple[Float[Tensor, "edges teacher_rank"], Float[Tensor, "teacher_vocab teacher_rank"]]
+"""As `core.head.LowRank`, of a teacher."""
 FLOOR = -1e4
 """Log-probabilities go no lower: the probability is 0 all the same, and 0 times infinity never comes up."""
 
@@ -40,6 +42,8 @@ def divergences(
     temperature: float | None = None,
     bias: Float[Tensor, " vocab"] | None = None,
     teacher_bias: Float[Tensor, " teacher_vocab"] | None = None,
+    low_rank: head.LowRank | None = None,
+    teacher_low_rank: TeacherLowRank | None = None,
     shape: head.Shape = head.Shape(),  # noqa: B008
     teacher_shape: head.Shape = head.Shape(),  # noqa: B008
     tile_bytes: int = TILE_BYTES,
@@ -57,6 +61,7 @@ def divergences(
         beta: in [0, 1].
         temperature: of both models, in the place of their shapes'; None: as the shapes say.
         bias, teacher_bias: of the heads.
+        low_rank, teacher_low_rank: of adapters beside the heads.
         shape, teacher_shape: what is done to the products.
         tile_bytes: most bytes that are live at a time for a tile of both models.
 
@@ -77,8 +82,10 @@ def divergences(
         shape, teacher_shape = (attrs.evolve(s, temperature=temperature) for s in (shape, teacher_shape))
     wide = torch.promote_types(hidden.dtype, torch.float32)
     rows = max(1, tile_bytes // (LIVE_TILES * len(weight) * wide.itemsize))
-    teacher = tuple(None if x is None else x.detach() for x in (teacher_hidden, teacher_weight, teacher_bias))
-    return _Divergence.apply(hidden, weight, bias, *teacher, (shape, teacher_shape), beta, rows)
+    student = (hidden, weight, bias, *(low_rank or (None, None)))
+    teacher = (teacher_hidden, teacher_weight, teacher_bias, *(teacher_low_rank or (None, None)))
+    frozen = (None if x is None else x.detach() for x in teacher)
+    return _Divergence.apply((shape, teacher_shape), beta, rows, *student, *frozen)
 
 
 def top_logprobs(
@@ -87,6 +94,7 @@ def top_logprobs(
     tokens: Int[Tensor, "edges kept"],
     *,
     bias: Float[Tensor, " vocab"] | None = None,
+    low_rank: head.LowRank | None = None,
     shape: head.Shape = head.Shape(),  # noqa: B008
     tile_bytes: int = TILE_BYTES,
 ) -> Float[Tensor, "edges kept"]:
@@ -97,6 +105,7 @@ def top_logprobs(
         weight: of the head.
         tokens: token ids, no id twice in a row.
         bias: of the head.
+        low_rank: of an adapter beside the head.
         shape: what is done to the product.
         tile_bytes: most bytes that a tile of logits takes.
 
@@ -105,7 +114,7 @@ def top_logprobs(
     """
     wide = torch.promote_types(hidden.dtype, torch.float32)
     rows = max(1, tile_bytes // (LIVE_TILES * len(weight) * wide.itemsize))
-    return _Top.apply(hidden, weight, bias, tokens, shape, rows)
+    return _Top.apply(tokens, shape, rows, hidden, weight, bias, *(low_rank or (None, None)))
 
 
 def likeliest(
@@ -114,6 +123,7 @@ def likeliest(
     num_kept: int,
     *,
     bias: Float[Tensor, " vocab"] | None = None,
+    low_rank: head.LowRank | None = None,
     shape: head.Shape = head.Shape(),  # noqa: B008
     tile_bytes: int = TILE_BYTES,
 ) -> Int[Tensor, "edges kept"]:
@@ -124,6 +134,7 @@ def likeliest(
         weight: of the head.
         num_kept: tokens of each edge, at most the vocabulary.
         bias: of the head.
+        low_rank: of an adapter beside the head.
         shape: what is done to the product.
         tile_bytes: most bytes that a tile of logits takes.
 
@@ -132,11 +143,12 @@ def likeliest(
     """
     wide = torch.promote_types(hidden.dtype, torch.float32)
     rows = max(1, tile_bytes // (LIVE_TILES * len(weight) * wide.itemsize))
+    product = head.Product(shape, hidden, weight, bias, *(low_rank or (None, None)))
     found = torch.empty(len(hidden), num_kept, dtype=torch.int64, device=hidden.device)
     with torch.no_grad():
         for start in range(0, len(hidden), rows):
             tile = slice(start, start + rows)
-            found[tile] = head.logits(hidden[tile], weight, bias, shape).topk(num_kept).indices
+            found[tile] = head.logits(product.tile(tile)).topk(num_kept).indices
     return found
 
 
@@ -177,92 +189,79 @@ class _Divergence(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        teacher_hidden: Tensor,
-        teacher_weight: Tensor,
-        teacher_bias: Tensor | None,
-        shapes: tuple[head.Shape, head.Shape],
-        beta: float,
-        rows: int,
+        ctx: Any, shapes: tuple[head.Shape, head.Shape], beta: float, rows: int, *tensors: Any
     ) -> Tensor:
-        wide = torch.promote_types(hidden.dtype, torch.float32)
-        found = torch.empty(len(hidden), dtype=wide, device=hidden.device)
-        for start in range(0, len(hidden), rows):
+        student, teacher = _both(tensors, shapes)
+        wide = torch.promote_types(student.hidden.dtype, torch.float32)
+        found = torch.empty(len(student.hidden), dtype=wide, device=student.hidden.device)
+        for start in range(0, len(found), rows):
             tile = slice(start, start + rows)
-            p = _logprobs(head.logits(hidden[tile], weight, bias, shapes[0]))
-            t = _logprobs(head.logits(teacher_hidden[tile], teacher_weight, teacher_bias, shapes[1]))
+            p, t = (_logprobs(head.logits(one.tile(tile))) for one in (student, teacher))
             found[tile] = _excesses(p, t.to(wide), beta).sum(-1).clamp_(min=0.0)
-        ctx.save_for_backward(hidden, weight, bias, teacher_hidden, teacher_weight, teacher_bias)
+        ctx.save_for_backward(*tensors)
         ctx.plan = (shapes, beta, rows)
         return found
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, teacher_hidden, teacher_weight, teacher_bias = ctx.saved_tensors
         shapes, beta, rows = ctx.plan
+        student, teacher = _both(ctx.saved_tensors, shapes)
 
         def pull(z: Tensor, tile: slice) -> Tensor:
-            t = _logprobs(head.logits(teacher_hidden[tile], teacher_weight, teacher_bias, shapes[1]))
+            t = _logprobs(head.logits(teacher.tile(tile)))
             return _pull(_logprobs(z), t.to(z.dtype), beta) * gradients[0][tile, None]
 
-        return (*_backward(ctx.needs_input_grad, hidden, weight, bias, shapes[0], rows, pull), *(None,) * 6)
+        wanted = ctx.needs_input_grad[3 : 3 + len(student.tensors)]
+        return (*(None,) * 3, *_backward(wanted, student, rows, pull), *(None,) * len(teacher.tensors))
+
+
+def _both(tensors: Sequence[Any], shapes: tuple[head.Shape, head.Shape]) -> tuple[head.Product, head.Product]:
+    """Return what the logits of either model are made of, the student's first."""
+    half = len(tensors) // 2
+    return head.Product(shapes[0], *tensors[:half]), head.Product(shapes[1], *tensors[half:])
 
 
 class _Top(torch.autograd.Function):
     """The tiles of `top_logprobs`, forward and backward."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        tokens: Tensor,
-        shape: head.Shape,
-        rows: int,
-    ) -> Tensor:
-        wide = torch.promote_types(hidden.dtype, torch.float32)
-        found = torch.empty(tokens.shape, dtype=wide, device=hidden.device)
-        for start in range(0, len(hidden), rows):
+    def forward(ctx: Any, tokens: Tensor, shape: head.Shape, rows: int, *tensors: Any) -> Tensor:
+        product = head.Product(shape, *tensors)
+        wide = torch.promote_types(product.hidden.dtype, torch.float32)
+        found = torch.empty(tokens.shape, dtype=wide, device=tokens.device)
+        for start in range(0, len(tokens), rows):
             tile = slice(start, start + rows)
-            found[tile] = _logprobs(head.logits(hidden[tile], weight, bias, shape)).gather(-1, tokens[tile])
-        ctx.save_for_backward(hidden, weight, bias, tokens)
+            found[tile] = _logprobs(head.logits(product.tile(tile))).gather(-1, tokens[tile])
+        ctx.save_for_backward(tokens, *tensors)
         ctx.plan = (shape, rows)
         return found
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, tokens = ctx.saved_tensors
         shape, rows = ctx.plan
+        tokens, *tensors = ctx.saved_tensors
 
         def pull(z: Tensor, tile: slice) -> Tensor:
             step = gradients[0][tile]
             dz = -_logprobs(z).exp() * step.sum(-1, keepdim=True)
             return dz.scatter_add(-1, tokens[tile], step)
 
-        return (*_backward(ctx.needs_input_grad, hidden, weight, bias, shape, rows, pull), *(None,) * 3)
+        product = head.Product(shape, *tensors)
+        return (*(None,) * 3, *_backward(ctx.needs_input_grad[3:], product, rows, pull))
 
 
 def _backward(
-    wanted: tuple[bool, ...],
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    shape: head.Shape,
-    rows: int,
-    pull: Callable[[Tensor, slice], Tensor],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients of hidden states, weight and bias; `pull` gives that of a tile of logits."""
-    sums = head.zeros(hidden, weight, bias, wanted)
-    for start in range(0, len(hidden), rows):
+    wanted: Sequence[bool], product: head.Product, rows: int, pull: Callable[[Tensor, slice], Tensor]
+) -> head.Sums:
+    """Return the gradients of what logits are made of; `pull` gives that of a tile of logits."""
+    sums = head.zeros(product, wanted)
+    for start in range(0, len(product.hidden), rows):
         tile = slice(start, start + rows)
-        z = head.logits(hidden[tile], weight, bias, shape)
-        bend = head.slope(z, shape)
-        head.add(sums, tile, pull(z, tile), bend, hidden, weight)
-    return head.narrowed(sums, weight, bias)
+        part = product.tile(tile)
+        z = head.logits(part)
+        bend = head.slope(z, product.shape)
+        head.add(sums, part, tile, pull(z, tile), bend)
+    return head.narrowed(sums, product)
 
 
 def _logprobs(z: Tensor) -> Tensor:

@@ -3,11 +3,11 @@
 Logits exist for one tile of edges at a time, in forward and, recomputed, in backward. Products run in the
 dtype of the model; log-sum-exp, ratios and sums in float32 or better.
 
-Axes: edges (predictions that are trained), hidden, vocab.
+Axes: edges (predictions that are trained), hidden, vocab, rank (of an adapter beside the head).
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -17,6 +17,9 @@ from core import record
 
 TILE_BYTES = 1 << 26
 FIELDS = ("logprobs", "entropies", "log_sum_squares", "mean_logits", "top1")
+
+LowRank = tuple[Float[Tensor, "edges rank"], Float[Tensor, "vocab rank"]]
+"""An adapter beside the head: `low`, narrow states of the edges, and `up`; it adds `low up^T`."""
 
 
 @record.record
@@ -34,12 +37,51 @@ class Shape:
     temperature: float = record.static(default=1.0)
 
 
+class Product(NamedTuple):
+    """What logits are made of: `x = hidden weight^T + low up^T + bias`, and the shape.
+
+    Attributes:
+        shape: what is done to the product.
+        hidden: last hidden state of each edge's parent.
+        weight, bias: of the head.
+        low, up: of an adapter beside the head, both or none. They stay apart from the weight, so that a
+            frozen one is neither copied nor given a gradient.
+    """
+
+    shape: Shape
+    hidden: Float[Tensor, "edges hidden"]
+    weight: Float[Tensor, "vocab hidden"]
+    bias: Float[Tensor, " vocab"] | None = None
+    low: Float[Tensor, "edges rank"] | None = None
+    up: Float[Tensor, "vocab rank"] | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """Return all but the shape, in the order of `Sums`."""
+        return self[1:]
+
+    @property
+    def low_rank(self) -> LowRank | None:
+        """Return the adapter as functions take it."""
+        return None if self.low is None or self.up is None else (self.low, self.up)
+
+    def tile(self, edges: slice) -> "Product":
+        """Return what the logits of some edges are made of."""
+        return self._replace(hidden=self.hidden[edges], low=None if self.low is None else self.low[edges])
+
+    def first(self, num: int) -> "Product":
+        """Return what the logits of the first tokens of the vocabulary are made of."""
+        bias, up = (None if rows is None else rows[:num] for rows in (self.bias, self.up))
+        return self._replace(weight=self.weight[:num], bias=bias, up=up)
+
+
 def score(
     hidden: Float[Tensor, "edges hidden"],
     weight: Float[Tensor, "vocab hidden"],
     targets: Int[Tensor, " edges"],
     *,
     bias: Float[Tensor, " vocab"] | None = None,
+    low_rank: LowRank | None = None,
     shape: Shape = Shape(),  # noqa: B008
     needs: tuple[str, ...] = (),
     slopes: Float[Tensor, " edges"] | None = None,
@@ -55,6 +97,7 @@ def score(
         weight: of the head; with tied embeddings, theirs.
         targets: token id of each edge.
         bias: of the head.
+        low_rank: of an adapter beside the head, in the dtype of the hidden states.
         shape: what is done to the product.
         needs: fields beside `logprobs`, of `FIELDS`.
         slopes: the gradient by `logprobs` where it is known before: what follows from it is then formed while
@@ -68,7 +111,8 @@ def score(
     wide = torch.promote_types(hidden.dtype, torch.float32)
     rows = max(1, tile_bytes // (weight.shape[0] * wide.itemsize))
     slopes = None if slopes is None else slopes.to(wide)
-    outputs = _Score.apply(hidden, weight, bias, targets, slopes, shape, names, rows)
+    product = Product(shape, hidden, weight, bias, *(low_rank or (None, None)))
+    outputs = _Score.apply(targets, slopes, shape, names, rows, *product.tensors)
     return dict(zip(names, outputs, strict=True))
 
 
@@ -78,32 +122,31 @@ class _Score(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
         targets: Tensor,
         slopes: Tensor | None,
         shape: Shape,
         names: tuple[str, ...],
         rows: int,
+        *tensors: Any,
     ) -> tuple[Tensor, ...]:
-        wide = torch.promote_types(hidden.dtype, torch.float32)
-        outputs = {n: torch.empty(len(targets), dtype=wide, device=hidden.device) for n in ("lse", *names)}
-        known = slopes is not None and any(ctx.needs_input_grad[:3])
-        sums = zeros(hidden, weight, bias, ctx.needs_input_grad) if known else None
+        product, wanted = Product(shape, *tensors), ctx.needs_input_grad[-len(tensors) :]
+        wide = torch.promote_types(product.hidden.dtype, torch.float32)
+        outputs = {n: torch.empty(len(targets), dtype=wide, device=targets.device) for n in ("lse", *names)}
+        sums = zeros(product, wanted) if slopes is not None and any(wanted) else None
         for start in range(0, len(targets), rows):
             tile = slice(start, start + rows)
-            z = logits(hidden[tile], weight, bias, shape)
+            part = product.tile(tile)
+            z = logits(part)
             for name, values in _measure(z, targets[tile], names).items():
                 outputs[name][tile] = values
             if sums is not None and slopes is not None:
                 bend, given = slope(z, shape), {"logprobs": slopes[tile]}
                 dz = _pull(z, targets[tile], outputs["lse"][tile], given, {})
-                add(sums, tile, dz, bend, hidden, weight)
+                add(sums, part, tile, dz, bend)
                 del dz
             del z  # before the next tile is made: two at once are the most that is held
-        ctx.save_for_backward(hidden, weight, bias, targets, *(outputs[n] for n in ("lse", *names)))
-        ctx.plan = (shape, names, rows)
+        ctx.save_for_backward(targets, *tensors, *(outputs[n] for n in ("lse", *names)))
+        ctx.plan = (shape, names, rows, len(tensors))
         ctx.ready = (slopes, sums)
         ctx.set_materialize_grads(False)  # a field that only metrics read costs nothing in backward
         if "top1" in names:
@@ -112,98 +155,96 @@ class _Score(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, lse, *values = ctx.saved_tensors
-        shape, names, rows = ctx.plan
+        shape, names, rows, num = ctx.plan
+        targets, *saved = ctx.saved_tensors
+        product, (lse, *values) = Product(shape, *saved[:num]), saved[num:]
         grads = {n: g for n, g in zip(names, gradients, strict=True) if g is not None}
         slopes, sums = ctx.ready
         ctx.ready = (slopes, None)  # a sum in float32 would live on through the backward of all layers
         if sums is not None and list(grads) == ["logprobs"] and torch.equal(grads["logprobs"], slopes):
-            return (*narrowed(sums, weight, bias), *(None,) * 5)
+            return (*(None,) * 5, *narrowed(sums, product))
         grads.setdefault("logprobs", torch.zeros_like(lse))
         known = dict(zip(names, values, strict=True))
-        sums = zeros(hidden, weight, bias, ctx.needs_input_grad)
+        sums = zeros(product, ctx.needs_input_grad[-num:])
         for start in range(0, len(targets), rows):
             tile = slice(start, start + rows)
-            z = logits(hidden[tile], weight, bias, shape)
+            part = product.tile(tile)
+            z = logits(part)
             bend = slope(z, shape)
             dz = _pull(z, targets[tile], lse[tile], _cut(grads, tile), _cut(known, tile))
-            add(sums, tile, dz, bend, hidden, weight)
+            add(sums, part, tile, dz, bend)
             del z, dz
-        return (*narrowed(sums, weight, bias), *(None,) * 5)
+        return (*(None,) * 5, *narrowed(sums, product))
 
 
-Sums = tuple[Tensor | None, Tensor | None, Tensor | None]
-"""Gradients by hidden states, weight and bias; None: nobody asks."""
+Sums = tuple[Tensor | None, ...]
+"""Gradients by the tensors of a product, in their order; None: nobody asks."""
 
 
-def zeros(
-    hidden: Float[Tensor, "edges hidden"],
-    weight: Float[Tensor, "vocab hidden"],
-    bias: Float[Tensor, " vocab"] | None,
-    wanted: Sequence[bool],
-) -> Sums:
-    """Make room for the gradients; those of weight and bias are summed in float32 or better.
+def zeros(product: Product, wanted: Sequence[bool]) -> Sums:
+    """Make room for the gradients; those that all edges add to are summed in float32 or better.
 
     Args:
-        hidden, weight, bias: of the head.
-        wanted: whose gradients are asked for, in this order.
+        product: what the logits of all edges are made of.
+        wanted: whose gradients are asked for, in the order of `Sums`.
     """
-    wide = torch.promote_types(hidden.dtype, torch.float32)
-    return (
-        torch.empty_like(hidden) if wanted[0] else None,
-        torch.zeros_like(weight, dtype=wide) if wanted[1] else None,
-        torch.zeros_like(bias, dtype=wide) if bias is not None and wanted[2] else None,
-    )
+    wide = torch.promote_types(product.hidden.dtype, torch.float32)
+    per_edge = (True, False, False, True, False)
+    made: list[Tensor | None] = []
+    for x, is_wanted, own in zip(product.tensors, wanted, per_edge, strict=True):
+        if x is None or not is_wanted:
+            made.append(None)
+        else:
+            made.append(torch.empty_like(x) if own else torch.zeros_like(x, dtype=wide))
+    return tuple(made)
 
 
 def add(
     sums: Sums,
+    product: Product,
     tile: slice,
     dz: Float[Tensor, "tile vocab"],
     bend: Float[Tensor, "tile vocab"] | float | None,
-    hidden: Float[Tensor, "edges hidden"],
-    weight: Float[Tensor, "vocab hidden"],
 ) -> None:
     """Add what one tile of gradients by logits gives; products run in the dtype of the hidden states.
 
     Args:
         sums: of `zeros`.
+        product: what the logits of the tile are made of.
         tile: its edges.
         dz: the gradient by logits; its memory may be overwritten.
         bend: `slope` there.
-        hidden, weight: of the head, whole.
     """
-    by_hidden, by_weight, by_bias = sums
+    by_hidden, by_weight, by_bias, by_low, by_up = sums
     dz = dz if bend is None else dz.mul_(bend)
     if by_bias is not None:
         by_bias += dz.sum(0)
-    dz = dz.to(hidden.dtype)
+    dz = dz.to(product.hidden.dtype)
     if by_hidden is not None:
-        torch.mm(dz, weight, out=by_hidden[tile])
-    if by_weight is not None and by_weight.dtype == dz.dtype:
-        by_weight.addmm_(dz.T, hidden[tile])
-    elif by_weight is not None:
-        by_weight += dz.T @ hidden[tile]
+        torch.mm(dz, product.weight, out=by_hidden[tile])
+    if by_low is not None and product.up is not None:
+        torch.mm(dz, product.up, out=by_low[tile])
+    for total, states in ((by_weight, product.hidden), (by_up, product.low)):
+        if total is None or states is None:
+            continue
+        if total.dtype == dz.dtype:
+            total.addmm_(dz.T, states)
+        else:
+            total += dz.T @ states
 
 
-def narrowed(sums: Sums, weight: Float[Tensor, "vocab hidden"], bias: Float[Tensor, " vocab"] | None) -> Sums:
+def narrowed(sums: Sums, product: Product) -> Sums:
     """Return the gradients in the dtypes of what they belong to."""
-    by_hidden, by_weight, by_bias = sums
-    return (
-        by_hidden,
-        None if by_weight is None else by_weight.to(weight.dtype),
-        None if by_bias is None or bias is None else by_bias.to(bias.dtype),
-    )
+    both = zip(sums, product.tensors, strict=True)
+    return tuple(None if total is None or x is None else total.to(x.dtype) for total, x in both)
 
 
-def logits(
-    hidden: Float[Tensor, "edges hidden"],
-    weight: Float[Tensor, "vocab hidden"],
-    bias: Float[Tensor, " vocab"] | None,
-    shape: Shape,
-) -> Float[Tensor, "edges vocab"]:
+def logits(product: Product) -> Float[Tensor, "edges vocab"]:
     """Return a tile of logits in float32 or better; the memory is the caller's to overwrite."""
+    shape, hidden, weight, bias, low, up = product
     z = torch.nn.functional.linear(hidden, weight).to(torch.promote_types(hidden.dtype, torch.float32))
+    if low is not None and up is not None:
+        z = z.addmm_(low, up.T) if z.dtype == low.dtype else z.add_(low @ up.T)
     if bias is not None:
         z += bias
     if shape.scale != 1.0:

@@ -233,9 +233,12 @@ def build(
         counts: of the whole step.
         needs: what the loss reads: fields of Scores; columns among them are the samples' own.
         share: merge what begins alike; False keeps every sample a chain of its own.
-        budget: most nodes in one forward; a larger forest is cut into pieces. None: no limit.
+        budget: most nodes in one forward, at least 1; a larger forest is cut into pieces. None: no limit.
         dtype: of the columns that are not integers.
         device: where the tensors live; the attention table stays on the host.
+
+    Raises:
+        ValueError: the budget is below 1.
     """
     tree = prefix_tree.build([s.tokens for s in samples], keys=[s.share for s in samples], share=share)
     nodes, offsets = prefix_tree.paths(tree)
@@ -246,7 +249,6 @@ def build(
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
     targets = targets[order]
-    num_nodes = len(tree.tokens)
 
     def move(values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(device)
@@ -262,7 +264,7 @@ def build(
         term_edges=move(rank[term_targets]),
         batch=_batch(samples, counts, trained, np.diff(offsets), dtype, device),
         needs=tuple(sorted(_FIELDS.intersection(needs))),
-        pieces=prefix_tree.pieces(tree, budget) if budget and num_nodes > budget else ((0, num_nodes),),
+        pieces=_pieces(tree, budget),
         max_depth=int(tree.depths.max(initial=0)),
     )
 
@@ -332,6 +334,14 @@ def _blocks(tree: prefix_tree.PrefixTree) -> np.ndarray:
     chains = np.concatenate([np.ones((len(tree.chains), 1), np.int64), tree.chains, tree.chains], axis=1)
     rectangles = np.concatenate([np.zeros((len(tree.rectangles), 1), np.int64), tree.rectangles], axis=1)
     return np.ascontiguousarray(np.concatenate([chains, rectangles]), dtype=np.int64)
+
+
+def _pieces(tree: prefix_tree.PrefixTree, budget: int | None) -> tuple[tuple[int, int], ...]:
+    """Cut a forest over the budget; one span where all fits."""
+    size = len(tree.tokens)
+    if budget is not None and budget < 1:
+        raise ValueError(f"a budget of {budget} nodes came; at least 1 is wanted, or None for no limit.")
+    return ((0, size),) if budget is None or size <= budget else prefix_tree.pieces(tree, budget)
 
 
 def _pairs(samples: Sequence[sample.Sample]) -> list[tuple[int, int]]:

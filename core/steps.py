@@ -61,14 +61,28 @@ def objective(
     """Close the loss over one batch: scores in, its part of the step's scalar and its metrics out.
 
     Raises:
-        ValueError: when called, if the loss returned anything but values on an axis of the batch and metrics.
+        ValueError: labels of single answers are other numbers than 1 and 0; when called, if the loss returned
+            anything but values on an axis of the batch and metrics.
     """
+    if algorithm.rows == "unpaired":
+        _check_labels(batch.samples.columns)
 
     def loss(scores: pack.Scores) -> tuple[Float[Tensor, ""], Metrics]:
         values, watched = _returned(algorithm.loss(scores, batch, **carry), batch)
         return algorithm.reduce(values, batch), metrics.collect(watched)
 
     return loss
+
+
+def _check_labels(columns: Mapping[str, Tensor]) -> None:
+    """Refuse labels that are neither 1 nor 0: a loss weighs by them, and -1 would train without a word."""
+    for name in ("label", "mismatched"):
+        values = columns.get(name)
+        if values is not None and not bool(((values == 0) | (values == 1)).all()):
+            odd = [(i, value) for i, value in enumerate(values.tolist()) if value not in (0, 1)]
+            raise ValueError(
+                f"sample {odd[0][0]} of the batch has {name} {odd[0][1]:g}; 1 (yes) or 0 (no) is wanted."
+            )
 
 
 def _returned(found: Any, batch: pack.Batch) -> tuple[Tensor, Mapping[str, Any]]:

@@ -50,9 +50,9 @@ def typed(algorithm: str, name: str, entry: entries.Entry) -> Any:
         value = _parser(name).parse_object({name: came}, defaults=False)[name]
     except (jsonargparse.ArgumentError, ValueError, TypeError):
         raise _unfit(algorithm, name, entry) from None
-    if value is None and not _may_be_null(algorithm, name):
-        raise _unfit(algorithm, name, entry)
-    if isinstance(value, int | float) and not isinstance(value, bool) and not _in_range(name, value):
+    if isinstance(value, tuple) and not all(_in_range(name, one) for one in value):
+        raise mistake.Mistake(f"{entry.where}: {entry.came()}; finite numbers were wanted.")
+    if (value is None and not _may_be_null(algorithm, name)) or not _in_range(name, value):
         raise _unfit(algorithm, name, entry)
     listed = options.known(name).choices
     if listed is not None:
@@ -174,9 +174,11 @@ def _may_be_null(algorithm: str, name: str) -> bool:
     return options.optional(name) and unset
 
 
-def _in_range(name: str, value: float) -> bool:
-    """Say whether a number is finite and within an option's limits."""
+def _in_range(name: str, value: Any) -> bool:
+    """Say whether a number is finite and within an option's limits; what is none has no limits."""
     known = options.known(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return True
     return (
         math.isfinite(value)
         and (known.low is None or value >= known.low)

@@ -224,11 +224,13 @@ def max_length(
     wanted, holds = command.options.max_length, _holds(described)
     if wanted is None or holds is None or wanted <= holds:
         return holds if wanted is None else wanted
+    why = " (beyond it positions turn by the longest sequence of a pack)"
+    why = why if loading.max_length(described) else ""
     if "max_length" in command.given:
         raise mistake.Mistake(
-            f"max_length {wanted} came; model {command.options.model} holds {holds}: lower it"
+            f"max_length {wanted} came; model {command.options.model} holds {holds}{why}: lower it"
         )
-    note(f"max_length is {holds}, what model {command.options.model} holds")
+    note(f"max_length is {holds}, what model {command.options.model} holds{why}")
     return holds
 
 
@@ -318,9 +320,10 @@ def _tiny(chosen: options.Options, wanted: torch.dtype, *, scalar: bool) -> tran
 
 
 def _holds(described: transformers.PretrainedConfig) -> int | None:
-    """Return the positions that a model was made for."""
+    """Return the positions that a model was made for, and of these as many as do not hang on each other."""
     text = described.get_text_config()
-    return getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
+    made = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
+    return min((number for number in (made, loading.max_length(described)) if number), default=None)
 
 
 def dropouts(config: transformers.PretrainedConfig) -> Mapping[str, float]:

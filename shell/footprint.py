@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from adapters import live, static_cache, transformers_lm
+from adapters import live, lora, static_cache, transformers_lm
 from core import optimizers, ports, record
 from core.plan import cost, memory
 from shell import feed, generate, mistake, options, rounds
@@ -37,7 +37,7 @@ def levers(
     chosen: options.Options,
     device: ports.Device,
     beside: Sequence[cost.ModelShape | None],
-    adapter: int | None,
+    adapter: lora.Trained | None,
 ) -> memory.Levers:
     """Return what a run does that its memory depends on.
 
@@ -45,10 +45,11 @@ def levers(
         chosen: the options.
         device: where it runs.
         beside: frozen models that are held too.
-        adapter: parameters of an adapter; None: the model's own are trained.
+        adapter: what one trains; None: the model's own parameters are trained.
     """
     return memory.Levers(
-        adapter=adapter,
+        adapter=None if adapter is None else adapter.num,
+        head_columns=0 if adapter is None else adapter.head_columns,
         checkpointing=chosen.gradient_checkpointing,
         chunk=chosen.chunk_size_feed_forward,
         offloaded=chosen.activation_offloading and device.type != "cpu",

@@ -27,10 +27,10 @@ def settings(chosen: options.Options) -> lora.Settings:
     )
 
 
-def num_trained(
+def trained(
     chosen: options.Options, described: transformers.PretrainedConfig, *, scalar: bool
-) -> int | None:
-    """Count the trained parameters before the model is loaded, and refuse names that fit no layer.
+) -> lora.Trained | None:
+    """Count what an adapter trains before the model is loaded, and refuse names that fit no layer.
 
     Args:
         chosen: the options.
@@ -53,7 +53,7 @@ def num_trained(
     with torch.device("meta"):
         module = kind.from_config(described, trust_remote_code=chosen.trust_remote_code)
     try:
-        return lora.num_trained(module, settings(chosen))
+        return lora.trained(module, settings(chosen))
     except ValueError as problem:
         raise mistake.Mistake(f"model {chosen.model}: {problem}") from problem
 

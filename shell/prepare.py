@@ -110,7 +110,7 @@ def ready(
     if training:
         choose.check_dropout(chosen, described)
     shape = choose.shape(chosen, described, dtype)
-    trained = low_rank.num_trained(chosen, described, scalar="values" in algorithm.needs)
+    trained = low_rank.trained(chosen, described, scalar="values" in algorithm.needs)
     taught = _looked(chosen, device, algorithm, fresh=fresh)
     runs = attrs.evolve(shape, vocab=1) if "values" in algorithm.needs else shape
     tokenizer = choose.tokenizer(chosen)

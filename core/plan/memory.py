@@ -28,6 +28,8 @@ class Levers:
 
     Attributes:
         adapter: parameters, float32 or better, that are trained in the place of the model's; None: those are.
+        head_columns: under an adapter, columns of the output head's matrix that is trained: the rank of one
+            beside it, all where the head is trained whole, 0 where it is frozen.
         checkpointing: what the backward makes again: nothing (False), layers (True), or layers but for their
             attention (`selective`).
         chunk: positions that a feed-forward part runs at a time; 0: all.
@@ -40,6 +42,7 @@ class Levers:
     """
 
     adapter: int | None = None
+    head_columns: int = 0
     checkpointing: bool | str = False
     chunk: int = 0
     offloaded: bool = False
@@ -175,12 +178,13 @@ def _gradients(shape: cost.ModelShape, levers: Levers) -> dict[str, int]:
     wide, whole = max(shape.element_bytes, 4), levers.adapter is None
     size = shape.element_bytes if whole else wide  # in one pack; sums over packs are wide
     trained = shape.parameters if levers.adapter is None else levers.adapter
-    matrix = size * shape.vocab * shape.hidden if whole else 0
+    columns = _columns(shape, levers)
+    matrix = size * shape.vocab * columns
     earlier = 0 if levers.one_pack else -(-wide * trained // levers.num_shards)
     every = -(-size * trained // levers.num_shards)
     one = -(-size * cost.layer_weights(shape) // levers.num_shards) if whole else 0
     # Both uses of a tied matrix give a gradient before these are added up; an untied one's is among all.
-    twice = matrix if shape.tied else 0
+    twice = matrix if shape.tied and columns == shape.hidden else 0
     # Narrow gradients are widened one beside the other, and clipping scales into new memory.
     update = wide * trained + (wide * trained if levers.clipped else size * trained if size < wide else 0)
     return {
@@ -236,9 +240,18 @@ def _head(shape: cost.ModelShape, nodes: int, levers: Levers) -> int:
     """Return what the head takes: two tiles of logits, the last states and their gradients, a wide sum."""
     size, wide, hidden = shape.element_bytes, max(shape.element_bytes, 4), shape.hidden
     tile = min(max(levers.tile_bytes, wide * shape.vocab), wide * shape.vocab * nodes)
-    sums = (wide + (size if size < wide else 0)) * shape.vocab * hidden if levers.adapter is None else 0
-    states = nodes * (5 * size * hidden + (4 * hidden if size < 4 else 0))
-    return 2 * tile + sums + states
+    columns = _columns(shape, levers)
+    beside = columns if columns < hidden else 0
+    # The sum becomes narrow; an adapter's matrix is wide, and the head reads a narrow copy.
+    sums = (wide + (size if size < wide else 0)) * shape.vocab * columns
+    copied = size * shape.vocab * beside if size < wide else 0
+    states = nodes * (5 * size * hidden + 2 * size * beside + (4 * hidden if size < 4 else 0))
+    return 2 * tile + sums + copied + states
+
+
+def _columns(shape: cost.ModelShape, levers: Levers) -> int:
+    """Return the columns of the output head's matrix that get a gradient."""
+    return shape.hidden if levers.adapter is None else levers.head_columns
 
 
 def _gathered(shape: cost.ModelShape, levers: Levers) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """Which blocks a forest's attention is run as: what a device's prices make of chains and rectangles."""
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,10 +12,13 @@ import numpy as np
 DENSE, CAUSAL, MASKED, BATCH = 0, 1, 2, 3
 # Places of a batch: so many that a call costs nothing beside them, so few that copies take little memory.
 PLACES = 4096
-# Queries that a kernel takes at once: of a causal block it looks at all pairs up to the end of each tile.
-TILE = 32
+# Queries that a kernel takes at once, at the least, and keys: of a causal block it looks at all keys of a
+# tile that any of its queries sees, so a short block costs as much as if it were dense.
+TILE, KEYS = 32, 512
 
 Sizes = int | np.integer | np.ndarray
+Row = tuple[int, int, int, int, int]
+"""Kind, query start and stop, key start and stop."""
 
 
 @attrs.frozen(kw_only=True)
@@ -28,6 +32,7 @@ class Price:
         masked: of a masked block beyond that, whatever its size.
         mask: of a pair of a masked block, once for all heads: its mask is made.
         row: of merging a query of a dense block, for each number of each head.
+        key: of adding the gradients of a key of a dense block, for each number of each head.
         item: of a head of a causal block in a batch, whatever its size.
         moved: of a place of a batch, for each number of each head: it is copied.
     """
@@ -38,6 +43,7 @@ class Price:
     masked: float
     mask: float
     row: float
+    key: float
     item: float
     moved: float
 
@@ -52,6 +58,7 @@ class Rates:
         masked: of a masked block beyond that of any block.
         mask: of a pair of a masked block beyond that of any pair.
         row: of merging a query of a dense block.
+        key: of adding the gradients of a key of a dense block.
         batch: of a batch, whatever is in it.
         item: of a causal block in a batch, whatever its size.
         moved: of a place of a batch.
@@ -62,6 +69,7 @@ class Rates:
     masked: float
     mask: float
     row: float
+    key: float
     batch: float
     item: float
     moved: float
@@ -75,6 +83,7 @@ def rates(price: Price, *, heads: int, width: int) -> Rates:
         masked=price.masked,
         mask=price.mask,
         row=price.row * heads * width,
+        key=price.key * heads * width,
         batch=price.launch,
         item=price.item * heads,
         moved=price.moved * heads * width,
@@ -109,32 +118,33 @@ def within(
 
 
 def fused(table: np.ndarray, rates: Rates) -> np.ndarray:
-    """Run small blocks together, where that is cheaper.
+    """Run small blocks together and cut large ones otherwise, where that is cheaper.
 
     Causal blocks of like lengths become batches. Runs of small chains and the rectangles among them become
     masked blocks, all in one run being the dense mask. The cheaper of two is taken: batches alone, and
-    batches of what the cheapest masked blocks leave over.
+    batches of what the cheapest masked blocks leave over. A causal block that is left by itself is cut into
+    two halves and the rectangle between them, and these again, down to where a call costs more than the pairs
+    that a kernel looks at in vain. Dense blocks that form stairs are cut into squarer ones, of which fewer
+    queries and keys have to be merged.
 
     Args:
         table: (kind, query start, stop, key start, stop), causal and dense blocks, int64 `[blocks, 5]`.
         rates: what blocks cost.
 
     Returns:
-        A table that covers the same pairs, filled up with rows of no queries to as many as there were.
+        A table that covers the same pairs, dense blocks last.
     """
     rows = table[table[:, 1] < table[:, 2]]
-    found = min(
-        (_batched(rows, rates), _batched(_masked_runs(rows, rates), rates)), key=lambda t: cost(t, rates)
-    )
-    return np.concatenate([found, np.zeros_like(table[len(found) :])])
+    plans = (_recut(_batched(found, rates), rates) for found in (rows, _masked_runs(rows, rates)))
+    return min(plans, key=lambda found: cost(found, rates))
 
 
 def cost(table: np.ndarray, rates: Rates) -> float:
     """Price a table, in nanoseconds."""
     rows = table[table[:, 1] < table[:, 2]]
     kinds, sizes, keys = rows[:, 0], rows[:, 2] - rows[:, 1], rows[:, 4] - rows[:, 3]
-    total = (rates.block + sizes * (keys * rates.pair + rates.row))[kinds == DENSE].sum()
-    total += _causal(sizes[kinds == CAUSAL], rates).sum()
+    total = _dense(sizes, keys, rates)[kinds == DENSE].sum()
+    total += _whole(sizes[kinds == CAUSAL], rates).sum()
     total += _masked(sizes[kinds == MASKED], rates).sum()
     for kind in np.unique(kinds[kinds >= BATCH]):
         held = sizes[kinds == kind]
@@ -209,12 +219,78 @@ def _masked_runs(rows: np.ndarray, rates: Rates) -> np.ndarray:
 
 def causal_pairs(size: Sizes) -> Any:
     """Count the pairs that a kernel looks at in causal blocks of a size."""
-    return size * (size + np.minimum(size, TILE)) / 2
+    tiles, rest = size // KEYS, size % KEYS
+    return tiles * (tiles + 1) // 2 * KEYS**2 + rest * size
 
 
-def _causal(size: Sizes, rates: Rates) -> Any:
-    """Price a causal block."""
+def _whole(size: Sizes, rates: Rates) -> Any:
+    """Price a causal block that is one call."""
     return rates.block + causal_pairs(size) * rates.pair
+
+
+def _causal(size: Sizes, rates: Rates) -> float:
+    """Price a causal block that may be cut."""
+    return _halving(int(size), rates)[0]
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _halving(size: int, rates: Rates) -> tuple[float, int]:
+    """Return the least price of a causal block and how long the first of its halves is; 0: it stays whole."""
+    whole = float(_whole(size, rates))
+    first = -(-size // (2 * TILE)) * TILE
+    if first >= size:
+        return whole, 0
+    halves = _halving(first, rates)[0] + _halving(size - first, rates)[0] + _dense(size - first, first, rates)
+    return min((whole, 0), (halves, first))
+
+
+def _recut(rows: np.ndarray, rates: Rates) -> np.ndarray:
+    """Cut causal blocks that are calls of their own, and stairs of dense ones, which come last."""
+    found: list[Row] = []
+    stairs: list[list[Row]] = []
+    of_keys: dict[int, list[Row]] = {}
+    for row in sorted(map(tuple, rows.tolist()), key=lambda row: row[1]):
+        kind, a, b, x, y = row
+        if kind != DENSE:
+            found += _halved(a, b, x, rates) if kind == CAUSAL else [row]
+        elif (stair := of_keys.get(x)) and stair[-1][2] == a and y < stair[-1][4]:
+            stair.append(row)
+        else:
+            of_keys[x] = [row]
+            stairs.append(of_keys[x])
+    for stair in stairs:
+        found += _squarer(stair, rates)[1]
+    found.sort(key=lambda row: row[0] == DENSE)
+    return np.array(found, dtype=rows.dtype).reshape(-1, rows.shape[1])
+
+
+def _halved(a: int, b: int, x: int, rates: Rates) -> list[Row]:
+    """Cut a causal block whose keys begin at `x`, as `_halving` says."""
+    first = _halving(b - a, rates)[1]
+    if not first:
+        return [(CAUSAL, a, b, x, x + b - a)]
+    middle = a + first
+    halves = _halved(a, middle, x, rates) + _halved(middle, b, x + first, rates)
+    return [*halves, (DENSE, middle, b, x, x + first)]
+
+
+def _squarer(stair: list[Row], rates: Rates) -> tuple[float, list[Row]]:
+    """Return the price of a stair, whose rows see fewer and fewer of the same keys, and its cheapest blocks.
+
+    Either each row is a block; or what the first half of them all see is one, and what is left of these,
+    and the other half, are stairs again. The blocks are as many, but squarer.
+    """
+    apart = sum(float(_dense(b - a, y - x, rates)) for _, a, b, x, y in stair)
+    if len(stair) < 2:
+        return apart, stair
+    half = len(stair) // 2 + 1
+    _, _, stop, x, seen = stair[half - 1]
+    block = (DENSE, stair[0][1], stop, x, seen)
+    total, blocks = float(_dense(stop - block[1], seen - x, rates)), [block]
+    for part in ([(kind, a, b, seen, y) for kind, a, b, _, y in stair[: half - 1]], stair[half:]):
+        price, cut = _squarer(part, rates)
+        total, blocks = total + price, blocks + cut
+    return (apart, stair) if apart <= total else (total, blocks)
 
 
 def _masked(size: Sizes, rates: Rates) -> Any:
@@ -222,11 +298,9 @@ def _masked(size: Sizes, rates: Rates) -> Any:
     return rates.block + rates.masked + size * size * (rates.pair + rates.mask)
 
 
-def _dense(start: int, stop: int, keys: int, rates: Rates) -> float:
-    """Price a dense block; nothing where no query is left."""
-    if start >= stop:
-        return 0.0
-    return rates.block + (stop - start) * (keys * rates.pair + rates.row)
+def _dense(queries: Sizes, keys: Sizes, rates: Rates) -> Any:
+    """Price a dense block."""
+    return rates.block + queries * keys * rates.pair + queries * rates.row + keys * rates.key
 
 
 def _cheapest(
@@ -239,7 +313,7 @@ def _cheapest(
     num = len(starts)
     best, before = [0.0] + [float("inf")] * num, [0] * (num + 1)
     alone = [
-        _causal(b - a, rates) + sum(_dense(*block, rates) for block in blocks)
+        _causal(b - a, rates) + sum(_dense(last - first, keys, rates) for first, last, keys in blocks)
         for a, b, blocks in zip(starts, stops, dense, strict=True)
     ]
     for first in range(num):
@@ -252,7 +326,8 @@ def _cheapest(
                 if found > apart:
                     break  # a longer run is dearer still: masks grow by the square, what they save does not
                 run = dense[first : last + 1]
-                found += sum(_dense(max(a, stops[last]), b, n, rates) for of in run for a, b, n in of)
+                left = ((b - max(a, stops[last]), n) for of in run for a, b, n in of)
+                found += sum(_dense(queries, keys, rates) for queries, keys in left if queries > 0)
             if best[first] + found < best[last + 1]:
                 best[last + 1], before[last + 1] = best[first] + found, first
     cuts = [num]

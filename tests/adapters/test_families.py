@@ -54,7 +54,7 @@ PRICES = {
 }
 PRICES = {
     name: spans.Price(
-        launch=launch, head=0.0, pair=1.0, masked=masked, mask=1.0, row=1.0, item=item, moved=0.0
+        launch=launch, head=0.0, pair=1.0, masked=masked, mask=1.0, row=1.0, key=1.0, item=item, moved=0.0
     )
     for name, (launch, masked, item) in PRICES.items()
 }
@@ -145,10 +145,13 @@ def test_a_window_that_layers_keep_to_themselves_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
 def test_a_rotary_table_that_hangs_on_the_longest_sequence_bounds_the_length(rope_type):
-    rope = {"rope_type": rope_type, "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 11}
+    rope = {"rope_type": rope_type, "rope_theta": 1e4, "factor": 2.0}
     if rope_type == "longrope":
-        rope |= {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4}
-    model, params = loading.bind(zoo.build("llama", rope_parameters=rope))
+        rope |= {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4, "original_max_position_embeddings": 11}
+    else:  # which reads no other number than the model's
+        rope |= {"original_max_position_embeddings": 5}
+    held = 64 if rope_type == "longrope" else 11
+    model, params = loading.bind(zoo.build("llama", rope_parameters=rope, max_position_embeddings=held))
     assert model.max_length == 11
     short = [s for s in zoo.rows() if len(s.tokens) <= 11]
     assert model.predict(params, zoo.packed(short), 0).logprobs.isfinite().all()

@@ -100,11 +100,31 @@ def test_what_pieces_share_is_let_go_of_after_its_last_reader():
     assert not both._owed
 
 
+def test_what_pieces_are_owed_is_summed_in_float32_where_keys_and_values_are_bfloat16():
+    model, params = loading.bind(zoo.build("llama", dtype=torch.bfloat16))
+    with model.running(params, 0):
+        walk = in_pieces.Walk(model, params, zoo.packed(zoo.rows(stem=12), budget=4), 0)
+        walk.fields(keep=True)
+    reader = max(number for number, sources in enumerate(walk._sources) if sources)
+    ones = {layer: (torch.ones_like(k), torch.ones_like(v)) for layer, (k, v) in walk._past(reader).items()}
+    for _ in range(300):
+        walk._owe(reader, ones)
+    for source, rows in walk._sources[reader]:
+        for total in (total for both in walk._owed[source].values() for total in both):
+            # In bfloat16 256 + 1 is 256.
+            assert (total.index_select(2, rows) == 300).all()
+
+
 def test_what_pieces_share_may_wait_in_host_memory():
     _, (want, _, want_grads) = of_rows("llama", coupled, share=False)
     _, (value, _, grads) = of_rows("llama", coupled, budget=7, activation_offloading=True)
     assert abs(value - want) <= 1e-10 * abs(want)
     assert zoo.gap(grads, want_grads) <= 1e-10
+
+
+def _held_both_ways():
+    """What is held, kept on the device and moved to the host."""
+    return [_held(offloaded) for offloaded in (False, True)]
 
 
 def _held(offloaded):
@@ -133,7 +153,7 @@ def _held(offloaded):
 
 
 def test_in_host_memory_it_takes_none_of_the_devices_and_changes_no_gradient():
-    kept, moved = emulated.run(_held, False), emulated.run(_held, True)
+    kept, moved = emulated.run(_held_both_ways)
     for found in (kept, moved):
         assert found["loss"] < 1e-5
         assert found["gap"] < 1e-4

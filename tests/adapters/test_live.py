@@ -1,5 +1,6 @@
 """Live bytes are counted exactly, and a step holds what `core.plan.memory` promises."""
 
+import functools
 import gc
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from adapters import live, loading, shapes, tree_attention
+from adapters import live, loading, lora, shapes, tree_attention
 from core import algorithms, head, optimizers, pack, steps
 from core.plan import memory, sample
 
@@ -49,14 +50,14 @@ def test_what_was_there_before_is_held_and_not_counted_as_made():
     assert live.size([there, there[3:], torch.ones(1, dtype=torch.float64)]) == 2008
 
 
-def bound(way, config=CONFIG):
+def bound(way, config=CONFIG, dtype=torch.float32):
     torch.manual_seed(0)
     module = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=tree_attention.NAME)
     modes = {
         "gradient_checkpointing": way.get("checkpointing", False),
         "feed_forward_chunk": way.get("chunk", 0),
     }
-    return loading.bind(module, **modes)
+    return loading.bind(module.to(dtype), **modes)
 
 
 def packs(number):
@@ -67,6 +68,13 @@ def packs(number):
     return [pack.build([one], totals) for one in samples]
 
 
+def most_in_a_pass(config, dtype, levers):
+    """Return what forward, loss and backward are promised to take beside what is there between steps."""
+    plan = memory.plan(shapes.shape(config, dtype), NODES, levers)
+    held = {m: sum(parts[n] for n in parts if n not in memory.STATE) for m, parts in plan.items()}
+    return max(bytes_ for moment, bytes_ in held.items() if moment != "update")
+
+
 @pytest.mark.parametrize("name", WAYS)
 def test_a_pass_holds_what_the_plan_says(name):
     model, params = bound(WAYS[name])
@@ -74,10 +82,7 @@ def test_a_pass_holds_what_the_plan_says(name):
         lambda: steps.loss_and_grad(model, algorithms.sft, params, packs(1), 0), params.values()
     )
     levers = memory.Levers(one_pack=True, **WAYS[name])
-    plan = memory.plan(shapes.shape(CONFIG, torch.float32), NODES, levers)
-    held = {m: sum(parts[n] for n in parts if n not in memory.STATE) for m, parts in plan.items()}
-    promised = max(bytes_ for moment, bytes_ in held.items() if moment != "update")
-    assert promised == pytest.approx(counted, rel=0.08)
+    assert most_in_a_pass(CONFIG, torch.float32, levers) == pytest.approx(counted, rel=0.08)
 
 
 @pytest.mark.parametrize("number", [1, 3])
@@ -91,6 +96,49 @@ def test_a_whole_step_holds_what_the_plan_says_gradients_of_earlier_packs_includ
     levers = memory.Levers(one_pack=number == 1, checkpointing=True)
     promised = memory.peak(shapes.shape(CONFIG, torch.float32), NODES, levers)
     assert promised == pytest.approx(made + live.size(there), rel=0.1)
+
+
+class Largest(live.Live):
+    """Notes the most numbers that one of the tensors that were made has."""
+
+    most = 0
+
+    def see(self, tensor):
+        before = self.now
+        super().see(tensor)
+        if self.now > before:
+            self.most = max(self.most, tensor.untyped_storage().nbytes() // tensor.itemsize)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_adapter_beside_the_head_takes_what_the_plan_says_and_nothing_of_the_frozen_heads_size(
+    dtype, monkeypatch
+):
+    # A vocabulary so large, and tiles so small, that the sum of the gradients by B tells.
+    config = transformers.LlamaConfig(
+        vocab_size=8192, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=True, max_position_embeddings=1024,
+    )  # fmt: skip
+    tile = 1 << 18
+    monkeypatch.setattr(head, "score", functools.partial(head.score, tile_bytes=tile))
+    model, params = bound({"checkpointing": True}, config, dtype)
+    settings = lora.Settings(rank=32, targets=("all-linear", "lm_head"))
+    model, params = lora.attach(model, params, settings)
+    found = Largest([*model.frozen.values(), *params.values()])
+    before, found.most = found.now, 0
+    with found:
+        steps.loss_and_grad(model, algorithms.sft, params, packs(1), 0)
+    assert found.most < config.vocab_size * config.hidden_size
+    trained = lora.trained(model.module, settings)
+    assert trained == lora.Trained(num=sum(p.numel() for p in params.values()), head_columns=32)
+    levers = memory.Levers(
+        one_pack=True,
+        checkpointing=True,
+        adapter=trained.num,
+        head_columns=trained.head_columns,
+        tile_bytes=tile,
+    )
+    assert most_in_a_pass(config, dtype, levers) == pytest.approx(found.peak - before, rel=0.08)
 
 
 def test_the_plan_knows_the_heads_tiles():

@@ -129,9 +129,7 @@ def test_recomputing_layers_changes_no_bit(kind, dropout):
     assert all(torch.equal(found[0][n], found[1][n]) for n in found[0])
 
 
-@pytest.mark.parametrize(
-    "way", [{"activation_offloading": True}, {"feed_forward_chunk": 3}, {"attention": "mask"}], ids=str
-)
+@pytest.mark.parametrize("way", [{"feed_forward_chunk": 3}, {"attention": "mask"}], ids=str)
 def test_the_ways_to_save_memory_leave_gradients_as_they_are(way):
     found = []
     for bind in ({}, {**way, "gradient_checkpointing": True}):
@@ -164,10 +162,11 @@ def test_dropout_keeps_the_mean_of_what_the_adapter_adds():
     assert set(low.flatten().tolist()) == {0.0, 4.0, 8.0, 12.0, 16.0}
 
 
-def test_training_moves_the_adapter_and_no_bit_of_the_base():
+@pytest.mark.parametrize("whole", [(), ("norm", "embed_tokens")], ids=str)
+def test_training_moves_the_adapter_and_what_is_trained_whole_and_no_bit_of_the_base(whole):
     model, base = loading.bind(zoo.build("llama", dtype=torch.float32))
     before = record.tree.map(torch.clone, dict(base))
-    model, params = lora.attach(model, base, lora.Settings(rank=2))
+    model, params = lora.attach(model, base, lora.Settings(rank=2, whole=whole))
     optimizer = optimizers.adamw(rate=lambda done: 0.01)
     state = steps.init(params, optimizer, algorithms.sft, key=keys.key(0))
     start = record.tree.map(torch.clone, dict(params))
@@ -245,7 +244,7 @@ def test_targets_are_names_patterns_or_all_linear_layers_but_the_head():
         f"model.layers.1.mlp.{side}_proj" for side in ("up", "down")
     )
     assert found("layers.0.mlp.up_proj") == ("model.layers.0.mlp.up_proj",)
-    assert lora.num_trained(module, lora.Settings(rank=3, targets=("q_proj",))) == 2 * 3 * (16 + 32)
+    assert lora.trained(module, lora.Settings(rank=3, targets=("q_proj",))).num == 2 * 3 * (16 + 32)
 
 
 def test_a_layer_whose_forward_is_passed_by_is_refused(monkeypatch):

@@ -4,18 +4,28 @@ import attrs
 import pytest
 import torch
 
-from adapters import loading, offload, shapes
+from adapters import loading, lora, offload, shapes
 from core import pack
 from core.plan import memory
-from tests.adapters import zoo
+from tests.adapters import hosting, zoo
 from tests.devices import emulated
 
 KINDS = {
     "everything": {},
     "layers again": {"gradient_checkpointing": True},
+    "all but attention again": {"gradient_checkpointing": "selective"},
     "chunks again": {"feed_forward_chunk": 64},
+    "an adapter": {"adapter": 4},
 }
 SIZES = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 4, "max_position_embeddings": 512}
+
+
+def _adapted(model, params, rank):
+    """Put an adapter that does something beside every linear layer; the embedding is frozen."""
+    model, params = lora.attach(model, params, lora.Settings(rank=rank), seed=1)
+    draw = torch.Generator().manual_seed(7)
+    noise = {n: torch.randn(p.shape, generator=draw, dtype=p.dtype) for n, p in params.items()}
+    return model, {n: p + 0.2 * noise[n].to(p.device) for n, p in params.items()}
 
 
 def _steps(kinds):
@@ -29,8 +39,10 @@ def _step(modes):
     samples = zoo.rows(stem=400)
     for device in ("cpu", "neuron"):
         module = zoo.build("llama", **SIZES).float()
-        asked = modes if device == "neuron" else {}
+        asked = {n: way for n, way in modes.items() if n != "adapter"} if device == "neuron" else {}
         model, params = loading.bind(module, device=device, attention="mask", **asked)
+        if "adapter" in modes:
+            model, params = _adapted(model, params, modes["adapter"])
         each = pack.build(samples, pack.count(samples), device=device)
         model.predict(params, each, None)  # an evaluation before a step changes nothing
         before, held = allocator.memory_allocated(), []
@@ -52,6 +64,7 @@ def _step(modes):
         "held": held[0],
         "peak": peak,
         "nodes": len(each.tokens),
+        "trained": sum(p.numel() for p in params.values()),
     }
 
 
@@ -103,6 +116,7 @@ def test_memory_falls_by_at_least_what_the_plan_promises(steps, kind):
         one_pack=True,
         checkpointing=KINDS[kind].get("gradient_checkpointing", False),
         chunk=KINDS[kind].get("feed_forward_chunk", 0),
+        adapter=kept["trained"] if "adapter" in KINDS[kind] else None,
     )
 
     def promised(**how):
@@ -112,7 +126,36 @@ def test_memory_falls_by_at_least_what_the_plan_promises(steps, kind):
 
     fall = promised() - promised(offloaded=True)
     # Of so few layers that are made again, the peak is that of one of them beside all gradients.
-    assert (fall > 0) == (kind != "layers again")
+    assert (fall > 0) == (kind not in ("layers again", "all but attention again"))
     assert kept["peak"] - moved["peak"] >= 0.9 * fall - offload.SMALLEST
     waits = memory.hosted(shape, kept["nodes"], attrs.evolve(levers, offloaded=True))
     assert kept["held"] - moved["held"] >= 0.9 * waits > 0
+
+
+@pytest.mark.parametrize("checkpointing", [False, True, "selective"])
+@pytest.mark.parametrize("rank", [0, 4])
+def test_what_leaves_is_what_the_plan_says_and_neither_frozen_weights_nor_what_attention_gave(
+    rank, checkpointing
+):
+    each, found = zoo.packed(zoo.rows(stem=60)), []
+    for offloaded in (False, True):
+        model, params = loading.bind(
+            zoo.build("llama", **SIZES),
+            gradient_checkpointing=checkpointing,
+            activation_offloading=offloaded,
+        )
+        if rank:
+            model, params = _adapted(model, params, rank)
+        with hosting.counted({**model.frozen, **params}) as moved:
+            found.append(model.pull_back(params, each, 0, zoo.nll)[2])
+    assert all(torch.equal(found[0][n], found[1][n]) for n in found[0])
+    shape = shapes.shape(zoo.config("llama", **SIZES), torch.float64)
+    levers = memory.Levers(
+        checkpointing=checkpointing,
+        offloaded=True,
+        adapter=sum(p.numel() for p in params.values()) if rank else None,
+    )
+    waits = memory.hosted(shape, len(each.tokens), levers)
+    beyond = 3 * len(each.tokens) * shape.element_bytes * shape.hidden  # the last norm and the head
+    assert 0.95 * waits <= moved.nbytes <= 1.05 * waits + beyond
+    assert moved.frozen == 0

@@ -13,6 +13,7 @@ from core import algorithms, check, metrics, pack, steps
 from core import padded as padding
 from core.plan import padding as ladders
 from core.plan import sample, sizes
+from tests.adapters import zoo
 
 ALL = {n: a for n, a in vars(algorithms).items() if isinstance(a, algorithms.Algorithm)}
 ALL |= {f"{name} preference": one for name, one in algorithms.preferences.items()}
@@ -172,10 +173,58 @@ def test_a_forward_larger_than_the_plan_is_refused():
         at_sizes([rows([200])], algorithms.sft, budget=300)
 
 
+WIDE = sizes.Sizes(nodes=(128,), edges=(128,))
+
+
 def test_padding_reads_no_position_that_the_true_tokens_do_not():
-    each = at_sizes([rows([5, 3])], algorithms.sft)[0].padded[0]
+    each = at_sizes([rows([5, 3])], algorithms.sft, planned=WIDE)[0].padded[0]
     assert int(each.depths.max()) == 4
     assert each.pieces == ((0, 8),)
+
+
+@pytest.mark.parametrize(("kind", "holds"), [("gpt2", "n_positions"), ("opt", "max_position_embeddings")])
+def test_padding_is_longer_than_the_positions_that_a_model_learned_and_changes_nothing(kind, holds):
+    ran, params = loading.bind(zoo.build(kind, **{holds: 12}))
+    samples = rows([12, 7])
+    (want,) = plain([samples], algorithms.sft)
+    (padded,) = at_sizes([samples], algorithms.sft, planned=WIDE)
+    value, _, grads = ran.pull_back(params, padded, 0, zoo.nll)
+    true_value, _, true_grads = ran.pull_back(params, want, 0, zoo.nll)
+    assert abs(value - true_value) <= 1e-10 * true_value
+    assert zoo.gap(grads, true_grads) <= 1e-10
+
+
+@pytest.fixture(scope="module")
+def dropping():
+    """A model that drops out, its parameters, and a pack whose two forests hold one row."""
+    rates = {"resid_pdrop": 0.3, "embd_pdrop": 0.3, "attn_pdrop": 0.0}
+    (row,) = rows([9])
+    (each,) = at_sizes([[row, attrs.evolve(row, unit=1)]], algorithms.sft, budget=9, share=False)
+    assert len(each.padded) == 2
+    return *loading.bind(zoo.build("gpt2", **rates), dropout=True), each
+
+
+def test_equal_forests_of_a_pack_draw_apart_by_the_key_and_alike_without_one(dropping):
+    ran, params, each = dropping
+    drawn = {key: ran.predict(params, each, key).logprobs.chunk(2) for key in (3, 4, None)}
+    assert not torch.equal(*drawn[3])
+    assert torch.equal(*drawn[None])
+    assert not any(torch.equal(one, other) for one, other in zip(drawn[3], drawn[4], strict=True))
+
+
+def test_the_second_run_of_each_forest_draws_what_its_first_drew(dropping):
+    ran, params, each = dropping
+    draw = torch.Generator().manual_seed(5)
+    way = {n: torch.randn(p.shape, generator=draw, dtype=torch.float64) for n, p in params.items()}
+
+    def value(step):
+        moved = {n: p + step * way[n] for n, p in params.items()}
+        return float(zoo.nll(ran.predict(moved, each, 3))[0])
+
+    told, _, grads = ran.pull_back(params, each, 3, zoo.nll)
+    assert float(told) == pytest.approx(value(0.0), rel=1e-14)
+    slope = (value(1e-5) - value(-1e-5)) / 2e-5
+    assert sum(float((grads[n] * way[n]).sum()) for n in way) == pytest.approx(slope, rel=1e-6)
 
 
 def test_the_kinds_of_attention_agree_on_padding():

@@ -6,13 +6,14 @@ import attrs
 import pytest
 import torch
 
-from adapters import loading, teacher, transformers_lm
+from adapters import loading, lora, teacher, transformers_lm
 from core import algorithms, divergence, head, pack, steps
-from tests.adapters import zoo
+from tests.adapters import test_lora, zoo
 from tests.core import test_distill
 
 BETAS = (0.0, 0.4, 1.0)
 NEEDS = {"needs": ("divergences",)}
+UNTIED = {"tie_word_embeddings": False}
 
 
 def total(scores: pack.Scores):
@@ -105,15 +106,19 @@ def test_the_teacher_reads_a_pack_once_and_without_gradients(budget, monkeypatch
 
 
 @pytest.mark.parametrize("beta", BETAS)
+@pytest.mark.parametrize("kind", ["gemma2", "phi"])
 @pytest.mark.parametrize("larger", ["teacher", "student"])
-def test_rows_that_pad_one_of_the_heads_take_no_part(larger, beta):
+def test_rows_that_pad_one_of_the_heads_take_no_part(larger, kind, beta):
     changes = {"vocab_size": zoo.VOCAB + 3}
     if larger == "teacher":
-        model, params, modules = taught(beta=beta, changes=changes)
+        # The head of phi has a bias; half of the numbers of each of its heads turn with the position.
+        model, params, modules = taught(
+            teacher_kind=kind, beta=beta, changes={**changes, "hidden_size": 32, "head_dim": 8}
+        )
     else:
-        narrow, params, modules = taught("gemma2", "llama", beta=beta)
-        wide = plain("gemma2", **changes)
-        model, params = loading.bind(zoo.build("gemma2", **changes))
+        narrow, params, modules = taught(kind, "llama", beta=beta)
+        wide = plain(kind, **changes)
+        model, params = loading.bind(zoo.build(kind, **changes))
         model, modules = attrs.evolve(model, teacher=narrow.teacher), (wide, modules[1])
     want, want_grads = alone(modules, zoo.rows(), beta, rows=zoo.VOCAB)
     value, _, grads = model.pull_back(params, zoo.packed(zoo.rows(), **NEEDS), 0, total)
@@ -160,7 +165,7 @@ def test_the_logits_of_a_pack_never_exist_at_once(monkeypatch):
     model, params, _ = taught()
     sizes = []
     logits = head.logits
-    monkeypatch.setattr(head, "logits", lambda h, *more: sizes.append(len(h)) or logits(h, *more))
+    monkeypatch.setattr(head, "logits", lambda of: sizes.append(len(of.hidden)) or logits(of))
     three = divergence.LIVE_TILES * zoo.VOCAB * 8 * 3
     small = {divergence: ("divergences", three), head: ("score", 1)}
     for module, (name, size) in small.items():
@@ -190,3 +195,34 @@ def test_a_teacher_of_the_same_weights_is_at_no_distance():
     scores = model.predict(params, zoo.packed(zoo.rows(), **NEEDS), None)
     assert scores.divergences is not None
     assert (scores.divergences == 0.0).all()
+
+
+@pytest.mark.parametrize(
+    ("beta", "num_kept", "budget"), [(0.0, 0, None), (0.4, 0, 9), (1.0, 0, None), (0.4, 4, 9)]
+)
+def test_adapters_of_both_heads_teach_as_the_merged_models_do(beta, num_kept, budget):
+    changes = {"vocab_size": zoo.VOCAB + 3}
+    other, told, _ = test_lora.adapted("phi3", targets=("qkv_proj", "lm_head"), changes=changes)
+    model, params, _ = test_lora.adapted(changes=UNTIED, targets=("q_proj", "lm_head"))
+    told = teacher.Teacher(model=other, params=told, beta=beta, num_kept=num_kept)
+    model = attrs.evolve(model, teacher=told)
+    packed = zoo.packed(zoo.rows(), budget=budget, **NEEDS)
+    value, _, grads = model.pull_back(params, packed, 0, total)
+    wide, _ = loading.bind(zoo.build("phi3", **changes))
+    told = attrs.evolve(told, model=wide, params=lora.merged(other, told.params)[0])
+    merged = attrs.evolve(loading.bind(zoo.build("llama", **UNTIED))[0], teacher=told)
+    want, _, by_weight = merged.pull_back(lora.merged(model, params)[0], packed, 0, total)
+    assert abs(value - want) <= 1e-10 * want
+    assert zoo.gap(grads, test_lora.chain_rule(model, params, by_weight)) <= 1e-10
+
+
+def test_a_teacher_beside_the_students_own_base_hides_nothing_from_its_adapter():
+    found = []
+    for own in (True, False):
+        model, params, _ = test_lora.adapted(changes=UNTIED, targets=("lm_head",), dropout=0.5)
+        other = model if own else test_lora.adapted(changes=UNTIED, targets=("lm_head",))[0]
+        told = teacher.Teacher(model=other, params={n: 2.0 * p for n, p in params.items()}, beta=0.5)
+        packed = zoo.packed(zoo.rows(), share=False, **NEEDS)
+        found.append(attrs.evolve(model, teacher=told).pull_back(params, packed, 3, total))
+    assert found[0][0] == found[1][0] > 0.0
+    assert all(torch.equal(found[0][2][n], found[1][2][n]) for n in params)

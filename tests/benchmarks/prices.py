@@ -18,6 +18,9 @@ from core.plan import spans
 from tests.benchmarks import timing
 
 WIDTH, FEW, MANY = 64, 4, 20
+SIZES = (8, 16, 32, 64, 128)
+# Dense blocks are of any shape.
+SHAPES = ((16, 512), (64, 512), (512, 16), (512, 64), (256, 256))
 
 
 def seconds(table: list[tuple[int, ...]], nodes: int, heads: int, rounds: int = 25) -> float:
@@ -35,15 +38,15 @@ def seconds(table: list[tuple[int, ...]], nodes: int, heads: int, rounds: int = 
     return min(times)
 
 
-def one_more(kind: int, size: int, heads: int) -> float:
+def one_more(kind: int, queries: int, keys: int, heads: int) -> float:
     """Return the nanoseconds that one block more costs, over the same nodes."""
-    nodes = MANY * size
-    places = [(i * size, (i + 1) * size) for i in range(MANY)]
-    cover = [(spans.CAUSAL, *place, *place) for place in places] if kind == spans.DENSE else []
-    times = [
-        seconds([*cover, *((kind, *place, *place) for place in places[:count])], nodes, heads)
-        for count in (FEW, MANY)
-    ]
+    step = max(queries, keys)
+    nodes = MANY * step
+    blocks = [(kind, i, i + queries, i, i + keys) for i in range(0, nodes, step)]
+    short = min(step, 128)
+    cover = [(spans.CAUSAL, i, i + short, i, i + short) for i in range(0, nodes, short)]
+    first = cover if kind == spans.DENSE else []
+    times = [seconds([*first, *blocks[:count]], nodes, heads) for count in (FEW, MANY)]
     return (times[1] - times[0]) / (MANY - FEW) * 1e9
 
 
@@ -61,17 +64,19 @@ def positive(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
 def fitted() -> tuple[spans.Price, list[dict]]:
     """Measure blocks of several kinds and sizes, and fit a price to relative errors, nothing below 0."""
     rows, found, table = [], [], []
-    kinds = (spans.DENSE, spans.CAUSAL, spans.MASKED, spans.BATCH)
-    for kind, size, heads in itertools.product(kinds, (8, 16, 32, 64, 128), (2, 8)):
-        pairs = spans.causal_pairs(size) if kind in {spans.CAUSAL, spans.BATCH} else size * size
+    squares = [(kind, n, n) for kind in (spans.DENSE, spans.CAUSAL, spans.MASKED, spans.BATCH) for n in SIZES]
+    shapes = [*squares, *((spans.DENSE, *shape) for shape in SHAPES)]
+    for (kind, queries, keys), heads in itertools.product(shapes, (2, 8)):
+        pairs = spans.causal_pairs(queries) if kind in {spans.CAUSAL, spans.BATCH} else queries * keys
         numbers = heads * WIDTH
-        merged = size * numbers if kind == spans.DENSE else 0
+        merged = (queries * numbers, keys * numbers) if kind == spans.DENSE else (0, 0)
         masks = (1, pairs) if kind == spans.MASKED else (0, 0)
         call = (0, 0) if kind == spans.BATCH else (1, heads)
-        item = (heads, size * numbers) if kind == spans.BATCH else (0, 0)
-        rows.append([*call, pairs * numbers, *masks, merged, *item])
-        found.append(one_more(kind, size, heads))
-        table.append({"kind": kind, "size": size, "heads": heads, "nanoseconds": found[-1]})
+        item = (heads, queries * numbers) if kind == spans.BATCH else (0, 0)
+        rows.append([*call, pairs * numbers, *masks, *merged, *item])
+        found.append(one_more(kind, queries, keys, heads))
+        line = {"kind": kind, "queries": queries, "keys": keys, "heads": heads, "nanoseconds": found[-1]}
+        table.append(line)
     fit = positive(np.array(rows) / np.array(found)[:, None], np.ones(len(found)))
     names = [field.name for field in attrs.fields(spans.Price)]
     for line, row in zip(table, rows, strict=True):

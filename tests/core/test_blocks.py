@@ -16,9 +16,11 @@ from core.plan import prefix_tree, spans
 from tests.core import test_attention as common
 
 CHEAP = spans.Rates(
-    block=1000.0, pair=1.0, masked=0.0, mask=0.0, row=1.0, batch=1000.0, item=1000.0, moved=0.0
+    block=1000.0, pair=1.0, masked=0.0, mask=0.0, row=1.0, key=0.0, batch=1000.0, item=1000.0, moved=0.0
 )
-FREE = spans.Rates(block=0.0, pair=1.0, masked=0.0, mask=0.0, row=0.0, batch=0.0, item=1.0, moved=0.0)
+FREE = spans.Rates(
+    block=0.0, pair=1.0, masked=0.0, mask=0.0, row=0.0, key=0.0, batch=0.0, item=1.0, moved=0.0
+)
 PRICES = st.builds(
     spans.Rates,
     block=st.sampled_from([0.0, 3.0, 30.0, 1000.0]),
@@ -26,6 +28,7 @@ PRICES = st.builds(
     masked=st.sampled_from([0.0, 5.0]),
     mask=st.sampled_from([0.0, 1.0]),
     row=st.sampled_from([0.0, 2.0]),
+    key=st.sampled_from([0.0, 2.0]),
     batch=st.sampled_from([0.0, 10.0]),
     item=st.sampled_from([0.0, 1.0, 2000.0]),
     moved=st.sampled_from([0.0, 1.0]),
@@ -91,10 +94,65 @@ def covered(table, tree):
 def test_fused_tables_cover_each_allowed_pair_exactly_once_and_no_other(rows, price):
     tree = common.forest(rows)
     table = common.blocks(tree).numpy()
+    seen, mask = covered(spans.fused(table, price), tree)
+    assert (seen == mask).all()
+
+
+@st.composite
+def long_rows(draw):
+    """Rows that leave a trunk at several places, long enough to be cut."""
+    trunk = draw(st.integers(1, 260))
+    leaves = draw(st.lists(st.tuples(st.integers(0, trunk), st.integers(1, 90)), min_size=1, max_size=6))
+    rows = [np.arange(n) for n in (trunk, draw(st.integers(1, 1200)))]
+    return rows + [np.r_[:at, 2000 * (i + 1) : 2000 * (i + 1) + n] for i, (at, n) in enumerate(leaves)]
+
+
+@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.given(long_rows(), PRICES)
+def test_long_blocks_are_cut_into_such_as_cover_each_allowed_pair_exactly_once(rows, price):
+    tree = common.forest(rows)
+    table = common.blocks(tree).numpy()
     found = spans.fused(table, price)
-    assert found.shape == table.shape
     seen, mask = covered(found, tree)
     assert (seen == mask).all()
+    assert np.isclose(cost(found, price), spans.cost(found, price), rtol=1e-12)
+    assert cost(found, price) <= cost(table, price) * (1 + 1e-12)
+    assert (np.diff((found[:, 0] == spans.DENSE).astype(int)) >= 0).all()
+
+
+@pytest.mark.parametrize("window", [0, 70])
+def test_how_long_blocks_are_cut_changes_nothing(window):
+    rows = [np.arange(200), *(np.r_[:at, 1000 * at : 1000 * at + 40] for at in (50, 90, 130, 170))]
+    tree = common.forest(rows)
+    leaves = [*common.heads(tree), sink()]
+    table = spans.fused(common.blocks(tree).numpy(), FREE)
+    assert len(table) > 2 * len(common.blocks(tree))
+    found = pulled(common.by_blocks, tree, leaves, window=window, table=torch.from_numpy(table))
+    assert_equal(found, pulled(common.by_mask, tree, leaves, window=window))
+
+
+def test_a_causal_block_is_cut_where_what_a_kernel_sees_in_vain_costs_more_than_calls():
+    one = np.array([[spans.CAUSAL, 0, 256, 0, 256]])
+    # Cut once a kernel looks at three quarters of the pairs, for two calls more.
+    rates = attrs.evolve(FREE, block=256 * 256 / 8 - 1.0, batch=9e9)
+    whole = spans.fused(one, attrs.evolve(rates, block=256 * 256 / 8 + 1.0))
+    assert whole.tolist() == one.tolist()
+    assert spans.fused(one, rates).tolist() == [
+        [spans.CAUSAL, 0, 128, 0, 128],
+        [spans.CAUSAL, 128, 256, 128, 256],
+        [spans.DENSE, 128, 256, 0, 128],
+    ]
+
+
+def test_stairs_are_cut_into_squares_where_keys_are_dear():
+    stairs = np.array([[spans.DENSE, 100 + i, 101 + i, 0, 40 - 10 * i] for i in range(4)])
+    assert spans.fused(stairs, FREE).tolist() == stairs.tolist()
+    assert spans.fused(stairs, attrs.evolve(FREE, key=1.0)).tolist() == [
+        [spans.DENSE, 100, 103, 0, 20],
+        [spans.DENSE, 100, 102, 20, 30],
+        [spans.DENSE, 100, 101, 30, 40],
+        [spans.DENSE, 103, 104, 0, 10],
+    ]
 
 
 @hypothesis.settings(max_examples=40, deadline=None)
@@ -107,22 +165,27 @@ def test_the_choice_of_blocks_changes_nothing(rows, price, window):
     assert_equal(found, pulled(common.by_mask, tree, leaves, window=window))
 
 
+def looked_at(size):
+    """How many pairs a kernel looks at that takes keys by 512, each for all queries that see one of them."""
+    return sum(min(size, 512 * (query // 512 + 1)) for query in range(size))
+
+
 def cost(table, price):
     """What a table costs."""
     total, batches = 0.0, {}
     for kind, a, b, x, y in table.tolist():
         n, pairs = b - a, (b - a) * (y - x)
         if n and kind == spans.DENSE:
-            total += price.block + pairs * price.pair + n * price.row
+            total += price.block + pairs * price.pair + n * price.row + (y - x) * price.key
         elif n and kind == spans.CAUSAL:
-            total += price.block + n * (n + min(n, 32)) / 2 * price.pair
+            total += price.block + looked_at(n) * price.pair
         elif n and kind == spans.MASKED:
             total += price.block + price.masked + pairs * (price.pair + price.mask)
         elif n:
             batches.setdefault(kind, []).append(n)
     for held in batches.values():
         n = max(held)
-        item = price.item + n * price.moved + n * (n + min(n, 32)) / 2 * price.pair
+        item = price.item + n * price.moved + looked_at(n) * price.pair
         total += price.batch + len(held) * item
     return total
 
@@ -154,7 +217,7 @@ def test_dear_blocks_are_run_as_one_mask_and_cheap_ones_apart():
 def test_rows_that_share_nothing_are_run_together_by_their_size():
     rows = [np.arange(100 * i, 100 * i + n) for i, n in enumerate([4, 4, 4, 90, 4, 4])]
     tree = prefix_tree.build(rows, share=False)
-    dear = attrs.evolve(FREE, block=100.0, batch=100.0, item=100.0)
+    dear = attrs.evolve(FREE, block=100.0, pair=0.09, batch=100.0, item=100.0)
     found = spans.fused(common.blocks(tree).numpy(), dear)
     kept = found[found[:, 1] < found[:, 2]]
     assert kept[:, :3].tolist() == [[spans.MASKED, 0, 12], [spans.CAUSAL, 12, 102], [spans.MASKED, 102, 110]]
@@ -163,7 +226,7 @@ def test_rows_that_share_nothing_are_run_together_by_their_size():
 def test_blocks_of_like_lengths_are_one_call_each_length_filled_up():
     rows = [np.arange(100 * i, 100 * i + n) for i, n in enumerate([5, 60, 6, 7, 61, 5])]
     tree = prefix_tree.build(rows, share=False)
-    rates = attrs.evolve(FREE, block=900.0, masked=9e9, batch=100.0, item=0.0)
+    rates = attrs.evolve(FREE, block=900.0, masked=9e9, batch=200.0, item=0.0)
     found = spans.fused(common.blocks(tree).numpy(), rates)
     kept = found[found[:, 1] < found[:, 2]]
     by_start = {start: kind for kind, start, *_ in kept.tolist()}
@@ -338,7 +401,7 @@ def test_the_kernels_shapes_are_those_that_pytorch_states():
 def test_batches_in_bfloat16_are_close_to_the_mask_in_float32():
     rows = [np.arange(100 * i, 100 * i + n) for i, n in enumerate([5, 9, 6, 7, 61, 5])]
     tree = prefix_tree.build(rows, share=False)
-    rates = attrs.evolve(FREE, block=900.0, masked=9e9, batch=100.0, item=0.0)
+    rates = attrs.evolve(FREE, block=900.0, masked=9e9, batch=200.0, item=0.0)
     table = torch.from_numpy(spans.fused(common.blocks(tree).numpy(), rates))
     leaves = [t.detach().float().requires_grad_() for t in common.heads(tree)]
     narrow = [t.detach().bfloat16().requires_grad_() for t in leaves]

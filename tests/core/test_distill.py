@@ -1,5 +1,6 @@
 """Divergences from a teacher: right values, exact ends, never negative, in tiles as over all logits."""
 
+import decimal
 import math
 import subprocess
 import sys
@@ -303,3 +304,35 @@ def test_a_divergence_holds_less_than_half_of_one_models_logits():
         [sys.executable, "-c", PEAK], cwd=paths.ROOT, capture_output=True, text=True, check=True
     )
     assert int(done.stdout) < 0.5 * 256 * 49_152 * 4
+
+
+def exactly(student, teacher, beta):
+    """Return the divergence of two rows of logits to fifty digits."""
+    with decimal.localcontext() as context:
+        context.prec = 50
+        rows = [[decimal.Decimal(x).exp() for x in row.tolist()] for row in (student, teacher)]
+        p, t = ([x / sum(row) for x in row] for row in rows)
+        share = decimal.Decimal(beta)
+        if beta in (0.0, 1.0):
+            a, b = (t, p) if beta == 0.0 else (p, t)
+            return float(sum(x * (x / y).ln() for x, y in zip(a, b, strict=True)))
+        m = [(1 - share) * x + share * y for x, y in zip(p, t, strict=True)]
+        return float(
+            sum(
+                share * y * (y / z).ln() + (1 - share) * x * (x / z).ln()
+                for x, y, z in zip(p, t, m, strict=True)
+            )
+        )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "noise", "error"), [(torch.float32, 1e-2, 1e-4), (torch.float64, 1e-5, 1e-9)]
+)
+@pytest.mark.parametrize("beta", BETAS)
+def test_a_divergence_of_models_that_are_close_keeps_its_digits(beta, dtype, noise, error):
+    draw = torch.Generator().manual_seed(6)
+    student = torch.randn(5, generator=draw, dtype=dtype)
+    teacher = student + noise * torch.randn(5, generator=draw, dtype=dtype)
+    one = torch.ones(1, 1, dtype=dtype)
+    got = divergence.divergences(one, student[:, None], one, teacher[:, None], beta=beta).item()
+    assert got == pytest.approx(exactly(student, teacher, beta), rel=error)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from core import pack, reduce
+from core import algorithms, pack, reduce, reference, steps
 from core.plan import sample
 from tests.core import tables
 
@@ -40,6 +40,50 @@ def test_a_mean_over_pairs_wants_each_sample_in_a_pair(units):
         ValueError, match=f"{len(units)} samples make . pairs; a pair is two samples of one unit"
     ):
         reduce.pair_mean(values, batch)
+
+
+@pytest.mark.parametrize("algorithm", [algorithms.kto, algorithms.apo_zero_unpaired])
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({"label": -1.0}, "sample 1 of the batch has label -1; 1 .yes. or 0"),
+        ({"label": 2.0}, "has label 2"),
+        ({"label": 0.5}, "has label 0.5"),
+        ({"label": np.nan}, "has label nan"),
+        ({"label": 1.0, "mismatched": 3.0}, "has mismatched 3"),
+    ],
+)
+def test_a_label_that_is_neither_yes_nor_no_is_refused_in_training_and_evaluation(algorithm, columns, told):
+    row = np.arange(3)
+    good = {"label": True, "mismatched": 0.0, "reference_logprobs": np.zeros(3)}
+    samples = [
+        sample.Sample(tokens=row, trained=row > 0, unit=unit, columns=each)
+        for unit, each in enumerate((good, {**good, **columns}))
+    ]
+    packs = [pack.build(samples, pack.count(samples), dtype=torch.float64)]
+    model, params = reference.Reference(), reference.params()
+    for verb in (
+        lambda: steps.loss_and_grad(model, algorithm, params, packs, 0),
+        lambda: steps.evaluate(model, algorithm, params, packs),
+    ):
+        with pytest.raises(ValueError, match=told):
+            verb()
+
+
+def test_a_column_called_label_means_nothing_to_an_algorithm_that_trains_on_text():
+    row = np.arange(3)
+    samples = [sample.Sample(tokens=row, trained=row > 0, columns={"label": 4.0})]
+    packs = [pack.build(samples, pack.count(samples), dtype=torch.float64)]
+    value, _ = steps.evaluate(reference.Reference(), algorithms.sft, reference.params(), packs)
+    assert value.isfinite()
+
+
+@pytest.mark.parametrize("budget", [0, -1])
+def test_a_budget_of_no_nodes_is_refused_rather_than_taken_for_no_limit(budget):
+    row = np.arange(3)
+    samples = [sample.Sample(tokens=row, trained=row > 0)]
+    with pytest.raises(ValueError, match=f"a budget of {budget} nodes came; at least 1 is wanted, or None"):
+        pack.build(samples, pack.count(samples), budget=budget)
 
 
 @pytest.mark.parametrize("name", sorted(sample.OWN))

@@ -241,6 +241,18 @@ def test_the_entropy_bonus_is_a_mean_over_tokens_under_every_reduction(reduction
     assert scores.entropies.grad.tolist() == pytest.approx([0.1 / 5] * 5)
 
 
+def test_a_bonus_that_is_switched_off_adds_nothing_and_counts_for_nothing():
+    batch = tables.batch([1, 4], groups=[0, 1], advantage=[1.0, -2.0])
+    scores = tables.scores([-1.0] * 5, entropies=[0.5, 1.0, 2.0, 3.0, 4.0])
+    values, seen = composition.with_entropy(
+        scores, batch, loss=policy.clipped, coefficient=0.3, active=0.0, by=reduce.token_mean
+    )
+    assert torch.equal(values, policy.clipped(scores, batch)[0])
+    assert read(seen)["entropy_coef"] == 0.0
+    values.sum().backward()
+    assert not scores.entropies.grad.any()
+
+
 def test_the_coefficient_follows_the_entropy_and_acts_only_when_it_lacks():
     follow = partial(composition.adapted_entropy, target=1.0, step=0.5, high=1.2)
     carry, seen = {"coefficient": 0.0, "active": 0.0}, []

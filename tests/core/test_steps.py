@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from core import algorithms, metrics, optimizers, pack, record, reference, steps
+from core import algorithms, metrics, optimizers, pack, ports, record, reference, steps
 from core.plan import sample
 
 MODEL = reference.Reference()
@@ -108,6 +108,15 @@ def test_each_pack_of_a_step_draws_from_a_key_of_its_own_and_evaluation_draws_no
     assert trained.keys == again.keys
     assert len({*trained.keys, *other.keys}) == 4
     assert evaluated.keys == [None, None]
+
+
+def test_equal_packs_of_two_ranks_draw_from_keys_of_their_own():
+    samples, params = given_rows([1.0])
+    first, second = Given(), Given()
+    for index, model in enumerate((first, second)):
+        ranks = attrs.evolve(ports.ALONE, index=index, num=2)
+        steps.loss_and_grad(model, algorithms.sft, params, in_packs(samples), 5, ranks=ranks)
+    assert first.keys != second.keys
 
 
 def test_a_forest_of_nine_nodes_equals_seventeen_tokens_run_alone():

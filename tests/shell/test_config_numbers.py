@@ -95,3 +95,17 @@ def test_a_bound_that_a_loss_does_not_read_is_refused(loss, name):
     words = ["grpo", "--model", "tiny", "--dataset", "task:letters", "--loss_type", loss, f"--{name}", "0.3"]
     with pytest.raises(mistake.Mistake, match=f"{name}: it is not read by loss_type {loss}"):
         config.parse(words)
+
+
+@pytest.mark.parametrize("number", [".nan", ".inf", "-.inf"])
+@pytest.mark.parametrize(
+    ("algorithm", "name", "more"),
+    [
+        ("dpo", "loss_weights", ("--loss_type", "[sigmoid, sft]")),
+        ("grpo", "reward_weights", ("--reward_funcs", "mine:score")),
+    ],
+)
+def test_a_list_of_numbers_holds_finite_ones(algorithm, name, more, number):
+    words = [algorithm, *BASE[1:], *more, f"--{name}", f"[1, {number}]"]
+    with pytest.raises(mistake.Mistake, match=rf"--{name}: '\[1, {number}\]' came; finite numbers were"):
+        config.parse(words)

@@ -6,7 +6,7 @@ import attrs
 import pytest
 import torch
 
-from adapters import cpu
+from adapters import cpu, lora
 from core.plan import cost, memory
 from shell import config, footprint, mistake
 from tests.shell import runs
@@ -98,6 +98,9 @@ def test_options_move_the_levers_that_they_are():
     found = levers("--gradient_checkpointing", "selective", "--chunk_size_feed_forward", "7")
     assert (found.checkpointing, found.chunk, found.clipped) == ("selective", 7, True)
     assert not levers("--max_grad_norm", "0").clipped
+    found = levers(adapter=lora.Trained(num=70, head_columns=3))
+    assert (found.adapter, found.head_columns) == (70, 3)
+    assert (levers().adapter, levers().head_columns) == (None, 0)
 
 
 def test_frozen_models_that_are_held_leave_less_for_a_forward():

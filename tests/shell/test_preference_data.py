@@ -98,6 +98,11 @@ def test_of_several_messages_in_an_answer_the_assistants_are_trained(tmp_path):
         ("pairs", {"messages": ASKED, "label": True}, "train them with kto"),
         ("unpaired", PAIR, "train them with dpo or reward"),
         ("unpaired", {"prompt": "a", "completion": "b", "label": "yes"}, "row 0.*'yes' came; true or 1"),
+        *(
+            ("unpaired", {"prompt": "a", "completion": "b", "label": label}, f"row 0.*label: {label} came")
+            for label in (-1, 2, 0.5, float("nan"), None)
+        ),
+        ("unpaired", {"messages": TALK["chosen"], "label": -1}, "row 0.*column label: -1 came; true or 1"),
         ("unpaired", {"messages": ASKED, "label": True}, "row 0.*role user; an answer"),
         ("pairs", PAIR | {"margin": "big"}, "row 0.*column margin: the text 'big' came"),
         ("pairs", PAIR | {"rejected": None}, "row 0.*column rejected: nothing"),

@@ -5,8 +5,9 @@ import torch
 import transformers
 
 from adapters import loading
-from shell import config, mistake, rope
+from shell import config, evaluate, mistake, rope, sample, train
 from tests.adapters import zoo
+from tests.shell import runs
 
 BASE = ("sft", "--model", "tiny", "--dataset", "demo")
 
@@ -39,6 +40,66 @@ def test_linear_scaling_turns_a_position_as_the_model_turned_its_quarter():
 def test_dynamic_scaling_holds_what_the_model_held():
     found = rope.scaled(described(), {"rope_type": "dynamic", "factor": 4.0})
     assert found.max_position_embeddings == 64
+
+
+# As Phi-3's long models have it: one set of frequencies up to a length, and another for all beyond.
+LONG = {
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0] * 4,
+        "original_max_position_embeddings": 32,
+    },
+    "max_position_embeddings": 128,
+}
+TURNING = {
+    "a longrope model": (LONG, ()),
+    "a dynamic one": (
+        {
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
+            "max_position_embeddings": 32,
+        },
+        (),
+    ),
+    "a dynamic scaling": (
+        {"max_position_embeddings": 32},
+        ("--rope_scaling", "{rope_type: dynamic, factor: 4}"),
+    ),
+}
+SHORT = ("--tokenizer", "tiny", "--device", "cpu", "--max_length", "64")
+
+
+@pytest.mark.parametrize("name", TURNING)
+def test_a_length_beyond_which_positions_turn_by_the_longest_is_refused_before_the_model_loads(
+    tmp_path, capsys, monkeypatch, name
+):
+    monkeypatch.setattr("shell.choose.model", None)
+    changes, words = TURNING[name]
+    zoo.build("llama", vocab_size=320, dtype=torch.float32, **changes).save_pretrained(tmp_path / "model")
+    model, out = str(tmp_path / "model"), ("--output_dir", str(tmp_path / "out"), "--max_steps", "1")
+    ways = {
+        "train": lambda: train.main(["sft", "--model", model, "--dataset", "demo", *SHORT, *out, *words]),
+        "evaluate": lambda: evaluate.main([model, "--dataset", "demo", *SHORT, *words]),
+        "sample": lambda: sample.main([model, "--prompt", "Say hi.", *SHORT]),
+    }
+    for way in ways if not words else ("train", "evaluate"):  # sampling reads no scaling
+        assert ways[way]() == 2
+        errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+        assert len(errors) == 1
+        assert f"max_length 64 came; model {model} holds 32 (beyond it positions turn" in errors[0]
+
+
+def test_where_nobody_named_a_length_samples_are_cut_to_what_such_a_model_holds(tmp_path):
+    zoo.build("llama", vocab_size=320, dtype=torch.float32, **LONG).save_pretrained(tmp_path / "model")
+    folder = tmp_path / "out"
+    words = ["sft", "--model", str(tmp_path / "model"), "--tokenizer", "tiny", "--dataset", "demo"]
+    words += ["--dataset_split", "train[:4]", "--batch_size", "4", "--max_steps", "1"]
+    assert train.main([*words, "--output_dir", str(folder)]) == 0
+    facts = runs.facts(folder)
+    assert facts["rows"]["train"]["cut_rows"] > 0
+    assert any("max_length is 32" in note for note in facts["notes"])
 
 
 def test_scaling_a_scaled_model_counts_from_what_it_was_trained_with():

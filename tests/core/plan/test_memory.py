@@ -11,6 +11,7 @@ SHAPE = cost.ModelShape(
 ANY = st.builds(
     memory.Levers,
     adapter=st.sampled_from([None, 100]),
+    head_columns=st.sampled_from([0, 3]),
     checkpointing=st.sampled_from([False, True, "selective"]),
     chunk=st.sampled_from([0, 3]),
     offloaded=st.booleans(),
@@ -72,6 +73,28 @@ def test_gradients_are_those_of_earlier_packs_and_of_this_one_and_clipped_ones_b
     assert made() == [40_000 + n for n in (0, matrix + layer, 40_000, 40_000 + matrix, 40_000)]
     assert made(one_pack=True, clipped=False)[-1] == 40_000
     assert made(one_pack=True, adapter=100) == [0, 0, 400, 400, 800]
+
+
+def test_of_the_head_only_the_columns_that_train_have_gradients_and_a_wide_sum():
+    assert SHAPE.tied
+    narrow = attrs.evolve(SHAPE, element_bytes=2, tied=False)
+
+    def head(shape, **levers):
+        plan = memory.plan(shape, 10, memory.Levers(adapter=100, one_pack=True, **levers))
+        return [plan["head"]["head"], plan["last layer"]["gradients"], plan["embedding"]["gradients"]]
+
+    frozen, beside, whole = (
+        [head(shape, head_columns=columns) for shape in (SHAPE, narrow)] for columns in (0, 3, 8)
+    )
+
+    def more(found):
+        return [[a - b for a, b in zip(x, y, strict=True)] for x, y in zip(found, frozen, strict=True)]
+
+    states = 10 * 2 * 3
+    # Narrow: the sum is rounded, and what was multiplied with is a narrow copy of a wide matrix.
+    assert more(beside) == [[4 * 50 * 3 + 4 * states, 600, 0], [(4 + 2 + 2) * 50 * 3 + 2 * states, 600, 0]]
+    # Tied and trained whole, it has two gradients before these are one.
+    assert more(whole) == [[4 * 50 * 8, 1600, 1600], [(4 + 2) * 50 * 8, 1600, 0]]
 
 
 def test_keeping_what_attention_gave_costs_its_output_and_log_sum_exps():
