@@ -18,7 +18,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from adapters import transformers_lm, tree_attention
-from core import head, pack, ports
+from core import head, pack, ports, precision
 from core.plan import pieces, prefix_tree, sample
 
 # Merging what is shared costs a product of its own in each layer of each step, so it must save something.
@@ -75,7 +75,7 @@ def prefill(
     last: list[Tensor] = []
     ends = np.unique(tree.leaves)
     for piece in pieces.cut(tree.ends, each.table.numpy(), each.pieces):
-        route = tree_attention.piece_route(each, piece, _of(layers, piece.ancestors), kind=model.attention)
+        route = model.piece_route(each, piece, _of(layers, piece.ancestors))
         hidden = model.hidden(route, params)
         for layer, both in (route.fresh or {}).items():
             if layer not in layers:
@@ -343,7 +343,7 @@ def _part(
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, False, scale=scale
         )
-    scores = (query @ key.transpose(-1, -2)).to(torch.promote_types(query.dtype, torch.float32)) * scale
+    scores = precision.widened(query @ key.transpose(-1, -2)) * scale
     if softcap:
         scores = (scores / softcap).tanh_() * softcap
     lse = scores.logsumexp(-1)

@@ -107,7 +107,7 @@ class Decoder:
                 ) from problem
             self.counts.fallbacks += 1
             hidden = self._decode(each)
-        except (exc.Unsupported, exc.TorchDynamoException) as problem:
+        except exc.TorchDynamoException as problem:
             told = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
             raise Unplanned(
                 f"the model cannot be compiled as one graph ({told}); leave compile out"

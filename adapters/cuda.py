@@ -1,5 +1,7 @@
 """NVIDIA GPUs through CUDA; AMD's share what torch calls by the same name."""
 
+import os
+
 import attrs
 import torch
 
@@ -36,11 +38,15 @@ def start(device: ports.Device) -> ports.Device:
 
 
 def as_found(device: ports.Device) -> ports.Device:
-    """Return a device without bfloat16 where the GPU only emulates it, which is slower than float32.
+    """Take the GPU that is this rank's, and return the device as that one is.
+
+    Without bfloat16 where the GPU only emulates it, which is slower than float32.
 
     Args:
         device: as it is on a GPU that has everything.
     """
+    # Before anything runs there: each rank would keep a context on the first GPU. As accelerate counts them.
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     if torch.cuda.is_bf16_supported(including_emulation=False):
         return device
     kept = tuple(dtype for dtype in device.dtypes if dtype != torch.bfloat16)
@@ -85,7 +91,7 @@ DEVICE = ports.Device(
     multiple=128,
     dtypes=(torch.bfloat16, torch.float32, torch.float64),
     dtype=torch.bfloat16,
-    attention=("flex", "flash", "mask"),
+    attention=("flex", "blocks", "mask"),
     compile={"dynamic": False},
     generation={"static": False},
     start_method="spawn",

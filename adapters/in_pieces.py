@@ -22,13 +22,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from adapters import shards, tree_attention
-from core import keys, metrics, pack, ports
+from core import keys, metrics, pack, ports, precision
 from core.plan import pieces
 
 if TYPE_CHECKING:
     from adapters import transformers_lm
 
 Fields = dict[str, Tensor]
+Loss = Callable[[Fields], tuple[Float[Tensor, ""], metrics.Metrics]]
 Layers = dict[int, tuple[Tensor, Tensor]]
 
 
@@ -56,7 +57,7 @@ class Walk:
         """
         self._fields = fields or model.edges
         self._model, self._params, self._pack, self._key = model, params, each, key
-        ran = [span for span in each.pieces if span[0] < span[1]]  # a process without rows has an empty one
+        ran = each.pieces if len(each.edge_nodes) else ()  # a process in which nobody trains only idles
         self._pieces = pieces.cut(each.ends.cpu().numpy(), each.table.numpy(), ran)
         self._sources = [_sources(piece, self._pieces[:number]) for number, piece in enumerate(self._pieces)]
         self._readers = [0] * len(self._pieces)
@@ -87,31 +88,26 @@ class Walk:
             for _ in range(self._idle):
                 shards.idle(self._model, self._params)
         if not found:
-            return nothing(self._pack, next(iter((self._params or self._model.frozen).values())))
+            return nothing(self._pack, self._pack.batch.totals.terms)
         return {name: torch.cat([part[name] for part in found]) for name in found[0]}
 
-    def pull_back(
-        self, loss: Callable[[Fields], tuple[Float[Tensor, ""], metrics.Metrics]]
-    ) -> tuple[Float[Tensor, ""], metrics.Metrics, dict[str, Tensor]]:
+    def pull_back(self, loss: Loss) -> tuple[Float[Tensor, ""], metrics.Metrics, dict[str, Tensor]]:
         """Return the loss, its metrics and the gradient of every parameter.
 
         Args:
             loss: from the fields at the edges.
         """
-        leaves = {name: values.requires_grad_() for name, values in self.fields(keep=True).items()}
-        value, means = loss(leaves)
         # Split parameters want every piece pulled back, on every process.
-        split = self._model.sharding is not None
-        slopes = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=split)
-        wanted = {name: slope for name, slope in zip(leaves, slopes, strict=True) if slope is not None}
-        grads: dict[str, Tensor] = {n: torch.zeros_like(p, dtype=wide(p)) for n, p in self._params.items()}
+        every = self._model.sharding is not None
+        value, means, wanted = slopes(self.fields(keep=True), loss, every=every)
+        grads = {n: torch.zeros_like(p, dtype=precision.wide(p.dtype)) for n, p in self._params.items()}
         for _ in range(self._idle):
             resting = shards.idle(self._model, self._params)
             found = torch.autograd.grad(resting.sum(), list(self._params.values()), allow_unused=True)
             self._add(found, grads)  # this process' parts of what the others pulled back
         for number in reversed(range(len(self._pieces))):
             self._pull_piece(number, wanted, grads)
-        return value.detach(), means, grads
+        return value, means, grads
 
     def _pull_piece(self, number: int, wanted: Mapping[str, Tensor], grads: dict[str, Tensor]) -> None:
         """Run one piece with gradients and add what it gives to the sums, whose memory is ours."""
@@ -139,7 +135,10 @@ class Walk:
         for source, rows in self._sources[number]:
             if source not in self._owed:
                 self._owed[source] = {
-                    layer: (torch.zeros_like(k, dtype=wide(k)), torch.zeros_like(v, dtype=wide(v)))
+                    layer: (
+                        torch.zeros_like(k, dtype=precision.wide(k.dtype)),
+                        torch.zeros_like(v, dtype=precision.wide(v.dtype)),
+                    )
                     for layer, (k, v) in self._store[source].items()
                 }
             for layer, both in found.items():
@@ -172,9 +171,7 @@ class Walk:
     ) -> tuple[tree_attention.Route, Fields]:
         """Run one piece forward; its draws hang on the key and its number alone."""
         piece = self._pieces[number]
-        route = tree_attention.piece_route(
-            self._pack, piece, past, kind=self._model.attention, rates=self._model.rates
-        )
+        route = self._model.piece_route(self._pack, piece, past)
         if self._model.module.training:
             torch.manual_seed(keys.fold_in(self._key, "piece", number))
         return route, self._fields(self._pack, route, self._params)
@@ -223,10 +220,23 @@ def nothing(each: pack.Pack, first: Tensor) -> Fields:
         each: the pack.
         first: any tensor.
     """
-    empty = first.flatten()[:0].to(wide(first))
+    empty = precision.widened(first.flatten()[:0])
     return {"logprobs": empty, **dict.fromkeys(each.needs, empty)}
 
 
-def wide(values: Tensor) -> torch.dtype:
-    """Return float32 or better: what the gradient of such values is summed in."""
-    return torch.promote_types(values.dtype, torch.float32)
+def slopes(fields: Fields, loss: Loss, *, every: bool = False) -> tuple[Tensor, metrics.Metrics, Fields]:
+    """Return a loss, its metrics, and its gradient by the fields at the edges.
+
+    Args:
+        fields: at the edges; no gradient flows into `top1`.
+        loss: from the fields.
+        every: a field that the loss does not read has zeros; otherwise it is left out.
+    """
+    given = {name: values.detach().requires_grad_(name != "top1") for name, values in fields.items()}
+    value, means = loss(given)
+    asked = {name: values for name, values in given.items() if name != "top1"}
+    if not value.requires_grad:  # of no rows it may be a number
+        return value, means, {n: torch.zeros_like(v) for n, v in asked.items()} if every else {}
+    found = torch.autograd.grad(value, list(asked.values()), allow_unused=True, materialize_grads=every)
+    wanted = zip(asked, found, strict=True)
+    return value.detach(), means, {name: slope for name, slope in wanted if slope is not None}

@@ -49,8 +49,11 @@ class Live(TorchDispatchMode):
         """
         if tensor.device.type == "meta":
             return
-        storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
+        held: Any = tensor  # what is laid out for oneDNN shows no storage, and nothing shares it
+        key, size = id(tensor), tensor.nbytes
+        if not tensor.is_mkldnn:
+            held = tensor.untyped_storage()
+            key, size = held._cdata, held.nbytes()
         if key in self._seen:
             return
 
@@ -58,7 +61,7 @@ class Live(TorchDispatchMode):
             self.now -= size
             self._seen.pop(key, None)
 
-        self._seen[key] = weakref.ref(storage, gone)
+        self._seen[key] = weakref.ref(held, gone)
         self.now += size
         self.peak = max(self.peak, self.now)
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers.utils import logging
 
 from adapters import chunks, recompute, scalar_head, shapes, transformers_lm, tree_attention
-from core import head, pack
-from core.plan import sample, spans
+from core import head, pack, precision
+from core.plan import cost, sample, spans
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 2e-3}
 ROUGH = 6e-2
@@ -27,9 +27,10 @@ def load(
     *,
     dtype: torch.dtype,
     device: str = "cpu",
-    attention: str = "rectangles",
+    attention: str = "blocks",
+    autocast: torch.dtype | None = None,
     dropout: bool = False,
-    gradient_checkpointing: bool | str = False,
+    gradient_checkpointing: cost.Checkpointing = False,
     activation_offloading: bool = False,
     feed_forward_chunk: int = 0,
     price: spans.Price | None = None,
@@ -45,9 +46,10 @@ def load(
         dtype: of the parameters.
         device: torch's name of the device.
         attention: one of `tree_attention.KINDS`.
+        autocast: the dtype that products run in, whatever the parameters are; None: theirs.
         dropout: keep the model's own dropout.
         gradient_checkpointing: recompute each layer in backward and keep only its input, or, when this is
-            `selective`, its input and what its attention gave.
+            `selective`, its input and what its attention gave where it runs in blocks.
         activation_offloading: keep what backward needs in host memory, but for what `selective` keeps.
         feed_forward_chunk: positions that a feed-forward part runs at a time; 0: all.
         price: what blocks of attention cost on the device; None: each runs by itself.
@@ -73,15 +75,10 @@ def load(
     )
     _complete(module, path, told, scalar_seed)
     return bind(
-        module,
-        device=device,
-        attention=attention,
-        dropout=dropout,
-        gradient_checkpointing=gradient_checkpointing,
-        activation_offloading=activation_offloading,
+        module, device=device, attention=attention, autocast=autocast, dropout=dropout, price=price,
+        gradient_checkpointing=gradient_checkpointing, activation_offloading=activation_offloading,
         feed_forward_chunk=feed_forward_chunk,
-        price=price,
-    )
+    )  # fmt: skip
 
 
 def _complete(module: Any, path: str, told: Mapping[str, Any], scalar_seed: int | None) -> None:
@@ -147,9 +144,10 @@ def bind(
     module: transformers.PreTrainedModel,
     *,
     device: str | torch.device | None = None,
-    attention: str = "rectangles",
+    attention: str = "blocks",
+    autocast: torch.dtype | None = None,
     dropout: bool = False,
-    gradient_checkpointing: bool | str = False,
+    gradient_checkpointing: cost.Checkpointing = False,
     activation_offloading: bool = False,
     feed_forward_chunk: int = 0,
     price: spans.Price | None = None,
@@ -157,8 +155,7 @@ def bind(
     """Take a module apart into a model without weights and its parameters, and prove that it serves trees.
 
     Args and Raises as in `load`; the module's attention implementation must be `tree_attention.NAME`. With no
-    device it stays where it is.
-    Afterwards the module is empty: save with `model.save(params, folder)`.
+    device it stays where it is. Afterwards the module is empty: save with `model.save(params, folder)`.
     """
     scalar = scalar_head.has(module)
     if module.base_model is module or not (scalar or module.get_output_embeddings() is not None):
@@ -168,7 +165,6 @@ def bind(
     _check_attention(module)
     if scalar:
         module.config.pad_token_id = None  # no token is padding here; whoever saves it names one
-    limit = max_length(module.config)
     leaves = {id(p): n for n, p in module.named_parameters()}
     named = module.named_parameters(remove_duplicate=False)
     slots = tuple((*_place(module, path), leaves[id(p)]) for path, p in named)
@@ -178,15 +174,17 @@ def bind(
         submodule._buffers.update(
             {n: b.to(device or b.device) for n, b in submodule._buffers.items() if b is not None}
         )
+    kind = _attention(module.config, attention, recomputed=bool(gradient_checkpointing))
     model = transformers_lm.TransformersLM(
         module=module,
         slots=slots,
         shape=_head_shape(module.config),
-        attention=_attention(module.config, attention, recomputed=bool(gradient_checkpointing)),
-        max_length=limit,
+        attention=kind,
+        autocast=autocast,
+        max_length=max_length(module.config),
         chunked=chunks.install(module, PROBE_CHUNK) if feed_forward_chunk else (),
         offloaded=activation_offloading,
-        keep_attention=gradient_checkpointing == "selective",
+        keep_attention=gradient_checkpointing == "selective" and kind == "blocks",
         rates=None if price is None else shapes.rates(module.config, price),
     )
     for submodule, attribute, name in slots:
@@ -236,7 +234,7 @@ def prove(model: transformers_lm.TransformersLM, params: Mapping[str, Tensor]) -
         raise ValueError(
             f"a {kind} model cannot be trained on trees: {str(problem).splitlines()[0]}"
         ) from problem
-    tolerance = TOLERANCES.get(next(iter(params.values())).dtype, ROUGH)
+    tolerance = TOLERANCES.get(model.autocast or next(iter(params.values())).dtype, ROUGH)
     if not torch.allclose(torch.cat(shown), torch.cat(own), rtol=tolerance, atol=tolerance):
         raise ValueError(f"a {kind} model changes its logits after the head in a way that is not known here.")
     if not torch.allclose(forest, single, rtol=tolerance, atol=tolerance):
@@ -245,18 +243,19 @@ def prove(model: transformers_lm.TransformersLM, params: Mapping[str, Tensor]) -
 
 def _own_scores(model: transformers_lm.TransformersLM, each: pack.Pack) -> Tensor:
     """Score one chain with the model's own forward, head included."""
-    route = tree_attention.route(each, kind=model.attention)
-    logits = model.module(
-        input_ids=each.tokens[None], position_ids=each.depths[None], use_cache=False, tree=route
-    ).logits[0]
+    route = model.route(each)
+    with model.casting(each.tokens.device):
+        logits = model.module(
+            input_ids=each.tokens[None], position_ids=each.depths[None], use_cache=False, tree=route
+        ).logits[0]
     types = _layer_types(model.module.config)
     if route.calls != len(types):
         raise ValueError(f"{route.calls} of its {len(types)} layers use transformers' attention interface.")
     if route.windows < types.count("sliding_attention"):
         raise ValueError("its layers do not tell their attention how far it may look back.")
     if model.scalar:
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+        return precision.widened(logits)
+    wide = precision.widened(logits).log_softmax(-1)
     return wide.index_select(0, each.edge_nodes).gather(-1, each.edge_tokens[:, None])[:, 0]
 
 

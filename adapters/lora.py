@@ -24,7 +24,7 @@ from torch.nn import functional
 from transformers import pytorch_utils
 
 from adapters import scalar_head
-from core import keys, pack
+from core import keys, pack, precision
 from core.plan import sample
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def attach(
         layer: Any = modules[path]
         weight = params[held[id(layer)]]
         rows, columns = _sizes(layer, weight)
-        kind = {"dtype": torch.promote_types(weight.dtype, torch.float32), "device": weight.device}
+        kind = {"dtype": precision.wide(weight.dtype), "device": weight.device}
         new[f"{path}.{DOWN}.weight"] = _drawn((settings.rank, columns), seed, path).to(**kind)
         new[f"{path}.{UP}.weight"] = torch.zeros(rows, settings.rank, **kind)
         layer.lora_beside, layer.lora_dropout = Beside(settings.scale), torch.nn.Dropout(settings.dropout)
@@ -212,7 +212,7 @@ def resolve(
     named = tuple(name for name in settings.targets if name.lower() != ALL)
     found = set(_fitting(paths, named, module))
     if len(named) < len(settings.targets):
-        found |= {path for path in linear if id(paths[path]) not in heads and path not in whole}
+        found |= {path for path in linear if id(paths[path]) not in heads and not _below(path, whole)}
     odd = sorted(path for path in found if path not in linear)
     if odd:
         raise ValueError(
@@ -228,7 +228,10 @@ def resolve(
             "keep one."
         )
     if not found:
-        raise ValueError(f"lora_target_modules: a {module.config.model_type} model has no linear layer.")
+        beside = " beside those that lora_modules_to_save trains whole" if whole else ""
+        raise ValueError(
+            f"lora_target_modules: a {module.config.model_type} model has no linear layer{beside}."
+        )
     return tuple(path for path in linear if path in found), whole
 
 

@@ -8,6 +8,7 @@ import importlib.metadata
 import os
 import pathlib
 import re
+import sys
 from collections.abc import Mapping
 
 import torch
@@ -91,7 +92,9 @@ def load() -> None:
     if wrong is not None:
         raise ValueError(f"device neuron: {wrong}")
     # Read when the package is imported. What is compiled outlives a temporary folder: the next run finds it.
-    os.environ.setdefault(CACHE, str(cache()))
+    # Where PyTorch has imported the package by itself it is too late, and the variable must say nothing else.
+    if PACKAGE not in sys.modules:
+        os.environ.setdefault(CACHE, str(cache()))
     try:
         importlib.import_module(PACKAGE)
     except Exception as problem:  # whatever a driver that is missing or too old makes it raise
@@ -149,7 +152,7 @@ def checks() -> tuple[ports.Check, ...]:
 def _lasting(folder: str | None) -> ports.Check:
     """Look at where compiled graphs go."""
     lasts = folder is not None and not folder.startswith(("/tmp/", "/var/tmp/", "/dev/shm/"))
-    told = "kept between runs" if lasts else f"not kept between restarts: set {CACHE}"
+    told = "kept between runs" if lasts else f"not kept between restarts: set {CACHE} before the run"
     return ports.Check(name="compile cache", passed=lasts, told=told)
 
 

@@ -60,7 +60,8 @@ class Copies:
         host = None if held is None or held.expired() or found is None else found()
         if host is None:
             pinned = saved.device.type == "cuda"
-            host = torch.empty(saved.shape, dtype=saved.dtype, pin_memory=pinned)
+            # Laid out as it was: a second run chooses its kernels by strides, and must choose the first's.
+            host = torch.empty_like(saved, device="cpu", pin_memory=pinned)
             host.copy_(saved, non_blocking=pinned)
             self._made[place] = StorageWeakRef(storage), weakref.ref(host)
         return host

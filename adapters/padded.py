@@ -12,22 +12,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from adapters import in_pieces
-from core import metrics, pack
+from core import metrics, pack, precision
 
-Fields = Mapping[str, Tensor]
-Run = Callable[[int], Fields]
+Run = Callable[[int], in_pieces.Fields]
 """Number of a forest to the fields at its edges, padding among them, on the device."""
 
 
-def fields(each: pack.Pack, run: Run) -> dict[str, Tensor]:
+def fields(each: pack.Pack, run: Run) -> in_pieces.Fields:
     """Return the fields at the true edges of all forests, on the host; nothing can be differentiated.
 
     Args:
-        each: a pack with padded forests.
+        each: a pack with padded forests, in which somebody trains.
         run: runs one of them.
     """
-    if not len(each.edge_nodes):
-        return in_pieces.nothing(each, each.batch.totals.terms)
     with torch.no_grad():
         found = [_host(part, run(number)) for number, part in enumerate(each.padded)]
     return {name: torch.cat([part[name] for part in found]) for name in found[0]}
@@ -37,45 +34,34 @@ def pull_back(
     each: pack.Pack,
     run: Run,
     leaves: Mapping[str, Tensor],
-    loss: Callable[[Fields], tuple[Float[Tensor, ""], metrics.Metrics]],
+    loss: in_pieces.Loss,
 ) -> tuple[Float[Tensor, ""], metrics.Metrics, dict[str, Tensor]]:
     """Return the loss, its metrics and the gradient of every parameter.
 
     Args:
-        each: a pack with padded forests.
+        each: a pack with padded forests, in which somebody trains.
         run: runs one of them; what it returns hangs on the leaves.
         leaves: the parameters, inside the swap.
         loss: from the fields at the edges, on the host.
     """
-    alone = len(each.padded) == 1 and len(each.edge_nodes)
+    alone = len(each.padded) == 1
     ran = run(0) if alone else {}
     host = _host(each.padded[0], ran) if alone else fields(each, run)
-    given = {name: values.detach().requires_grad_(name != "top1") for name, values in host.items()}
-    value, means = loss(given)
-    asked = [name for name in given if name != "top1"]
-    hangs = value.requires_grad and bool(len(each.edge_nodes))
-    slopes = torch.autograd.grad(value, [given[n] for n in asked], allow_unused=True) if hangs else ()
-    wanted = {name: slope for name, slope in zip(asked, slopes, strict=False) if slope is not None}
+    value, means, slopes = in_pieces.slopes(host, loss)
     grads: dict[str, Tensor] = {}
     start = 0
-    for number, part in enumerate(each.padded if wanted else ()):
+    for number, part in enumerate(each.padded if slopes else ()):
         ran = ran if alone else run(number)
         stop = start + len(part.term_edges)
-        pulled = {name: _sent(part, slope[start:stop], ran[name]) for name, slope in wanted.items()}
+        pulled = [_sent(part, slope[start:stop], ran[name]) for name, slope in slopes.items()]
         start = stop
-        outputs = [ran[name] for name in pulled]
-        found = list(
-            torch.autograd.grad(outputs, list(leaves.values()), list(pulled.values()), allow_unused=True)
-        )
+        outputs = [ran[name] for name in slopes]
+        found = list(torch.autograd.grad(outputs, list(leaves.values()), pulled, allow_unused=True))
         for name in reversed(list(leaves)):
             grad = found.pop()  # each is let go of as soon as it is added
             if grad is not None:
-                grads[name] = grad if name not in grads else grads[name] + grad.to(in_pieces.wide(grad))
-    return (
-        value.detach(),
-        means,
-        {n: grads[n] if n in grads else torch.zeros_like(p) for n, p in leaves.items()},
-    )
+                grads[name] = grad if name not in grads else grads[name] + precision.widened(grad)
+    return value, means, {n: grads[n] if n in grads else torch.zeros_like(p) for n, p in leaves.items()}
 
 
 def sloped(each: pack.Pack) -> Float[Tensor, " edges"] | None:
@@ -86,7 +72,7 @@ def sloped(each: pack.Pack) -> Float[Tensor, " edges"] | None:
     return _filled(each.slopes, len(part.edge_nodes)).to(part.tokens.device)
 
 
-def _host(part: pack.Pack, ran: Fields) -> dict[str, Tensor]:
+def _host(part: pack.Pack, ran: in_pieces.Fields) -> in_pieces.Fields:
     """Bring fields to the host and leave padding behind there: on the device that would be a new shape."""
     return {name: values.detach().cpu()[: len(part.term_edges)] for name, values in ran.items()}
 

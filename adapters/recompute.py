@@ -1,18 +1,23 @@
 """What the backward makes again of a layer, and what it finds kept."""
 
+from __future__ import annotations
+
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from torch.utils import checkpoint
 from transformers import modeling_layers
 
 from core import blocks
 
+if TYPE_CHECKING:
+    from adapters import chunks
+
 Context = contextlib.AbstractContextManager[Any]
-# Attention under a dense mask is many operators, none of which is worth keeping alone.
-KEPT = (blocks.OPERATOR, torch.ops.higher_order.flex_attention)
 
 
 def layers(module: torch.nn.Module) -> list[modeling_layers.GradientCheckpointingLayer]:
@@ -20,12 +25,38 @@ def layers(module: torch.nn.Module) -> list[modeling_layers.GradientCheckpointin
     return [m for m in module.modules() if isinstance(m, modeling_layers.GradientCheckpointingLayer)]
 
 
+def arm(
+    module: transformers.PreTrainedModel,
+    chunked: Sequence[chunks.Chunked],
+    again: Callable[[torch.nn.Module], Context],
+    *,
+    keep_attention: bool,
+) -> None:
+    """Hand every part that the backward makes again what its second run needs, for one pass.
+
+    Args:
+        module: whose layers are made again, if any are.
+        chunked: the parts that run in chunks, each of which is made again.
+        again: opens what the second run of a module needs.
+        keep_attention: of layers; see `contexts`.
+    """
+    for part in chunked:
+        entered = functools.partial(again, part.module)
+        part.recompute = functools.partial(contexts, entered, keep_attention=False)
+    for layer in layers(module) if module.is_activation_checkpointing else ():
+        made = functools.partial(contexts, functools.partial(again, layer), keep_attention=keep_attention)
+        once_more = functools.partial(checkpoint.checkpoint, use_reentrant=False, context_fn=made)
+        layer._gradient_checkpointing_func = once_more  # type: ignore[assignment]
+
+
 def contexts(enter: Callable[[], Context], *, keep_attention: bool) -> tuple[Context, Context]:
     """Return what the forward of a layer and its second run are wrapped in.
 
     Args:
         enter: opens what the second run needs: by then the parameters of the first are out of the module.
-        keep_attention: keep what attention gave, its log-sum-exp included, in the place of running it again.
+        keep_attention: keep what attention in blocks gave, its log-sum-exp included, in the place of running
+            it again. Other kinds run again: a dense mask is many operators, none of which is worth keeping
+            alone, and FlexAttention is not seen inside of what is compiled.
     """
     if not keep_attention:
         return contextlib.nullcontext(), enter()
@@ -35,7 +66,7 @@ def contexts(enter: Callable[[], Context], *, keep_attention: bool) -> tuple[Con
 
 def _choose(_: Any, operator: Any, *__: Any, **___: Any) -> checkpoint.CheckpointPolicy:
     """Keep attention; whatever else may be made again."""
-    kept = operator in KEPT
+    kept = operator is blocks.OPERATOR
     return checkpoint.CheckpointPolicy.MUST_SAVE if kept else checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
 
 

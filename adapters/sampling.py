@@ -15,8 +15,10 @@ from torch import Tensor
 from adapters import cache, draws, endings, packing, shards, static_cache, transformers_lm
 from core import ports
 
-# Packing takes as long as ten to twenty steps save by it.
-_WORTH_PACKING = 24
+WORTH_PACKING = 24
+"""Steps from which weights are packed: packing takes as long as ten to twenty save by it."""
+PACKING_BYTES = 1 << 32
+"""Most memory of packed weights when nobody says."""
 
 
 @attrs.frozen(eq=False)
@@ -30,7 +32,7 @@ class Sampler:
             drawn, and what prompts share runs once.
         max_samples: most completions that are drawn at a time, but for a larger group, which stays together;
             where shapes are static, their rows are.
-        prefill_budget: most tokens of prompts in one forward; where shapes are static, their chunk is.
+        prefill_budget: most tokens of prompts in one forward; static shapes have a chunk of their own for it.
         packing_bytes: most memory for a second copy of weights in a layout that makes steps faster; see
             `adapters.packing`. 0: none.
     """
@@ -40,7 +42,7 @@ class Sampler:
     static: static_cache.Shapes | None = attrs.field(default=None, kw_only=True)
     max_samples: int = attrs.field(default=256, kw_only=True)
     prefill_budget: int = attrs.field(default=4096, kw_only=True)
-    packing_bytes: int = attrs.field(default=1 << 32, kw_only=True)
+    packing_bytes: int = attrs.field(default=PACKING_BYTES, kw_only=True)
 
     def generate(
         self,
@@ -113,7 +115,7 @@ class Sampler:
     def _packed(self, params: ports.Params, num_steps: int, num_rows: int) -> ports.Params:
         """Return the parameters that steps run with, packed where there are enough of them."""
         compiled = self.static is not None and self.static.compiled is not None
-        if num_steps < _WORTH_PACKING or compiled or self.model.autocast is not None:
+        if num_steps < WORTH_PACKING or compiled or self.model.autocast is not None:
             return params
         rows = min(num_rows, self.max_samples)
         return packing.packed(self.model, params, rows=rows, max_bytes=self.packing_bytes)

@@ -8,7 +8,7 @@ import transformers
 from jaxtyping import Float
 from torch import Tensor
 
-from core import pack
+from core import pack, precision
 
 WEIGHT = "score.weight"
 
@@ -52,5 +52,5 @@ def score(
 ) -> dict[str, Float[Tensor, " edges"]]:
     """Return the scalars, in float32 or better; log-probabilities, which nobody can tell, are NaN."""
     values = module.score(hidden)[:, 0]  # pyright: ignore[reportCallIssue]
-    values = values.to(torch.promote_types(values.dtype, torch.float32))
+    values = precision.widened(values)
     return {"logprobs": torch.full_like(values, torch.nan), "values": values}

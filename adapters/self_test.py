@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from adapters import tree_attention
-from core import pack, ports
+from core import blocks, pack, ports
 from core.plan import sample
 
 # Two branches off one prefix, one of them forked again, and a tree that shares nothing with them.
@@ -25,7 +25,7 @@ LOOKS: Mapping[str, Mapping[str, Any]] = {
 TOLERANCES = {torch.bfloat16: 4e-2, torch.float16: 1e-2, torch.float32: 1e-3, torch.float64: 1e-10}
 
 
-def tested(device: ports.Device) -> tuple[ports.Device, tuple[str, ...]]:
+def tested(device: ports.Device, dtype: torch.dtype) -> tuple[ports.Device, tuple[str, ...]]:
     """Return a device whose preferred kind of attention has passed, and what to tell of those that did not.
 
     A kind behind the first that passes is tried when it is asked for. Where each new shape is compiled,
@@ -33,6 +33,7 @@ def tested(device: ports.Device) -> tuple[ports.Device, tuple[str, ...]]:
 
     Args:
         device: ready for tensors.
+        dtype: of the products that will run.
 
     Raises:
         ValueError: none passes.
@@ -41,7 +42,7 @@ def tested(device: ports.Device) -> tuple[ports.Device, tuple[str, ...]]:
         return device, ()
     notes = []
     for place, kind in enumerate(device.attention):
-        wrong = fault(kind, device)
+        wrong = fault(kind, device, dtype)
         if wrong is None:
             left = device.attention[place:]
             return (attrs.evolve(device, attention=left) if place else device), tuple(notes)
@@ -49,19 +50,22 @@ def tested(device: ports.Device) -> tuple[ports.Device, tuple[str, ...]]:
     raise ValueError(f"device {device.name}: no attention is right here: {'; '.join(notes)}.")
 
 
-def fault(kind: str, device: ports.Device) -> str | None:
+def fault(kind: str, device: ports.Device, dtype: torch.dtype) -> str | None:
     """Run a small forest forward and backward, against the dense mask on the CPU; say what is wrong.
 
     Args:
         kind: of attention.
-        device: where to run it, in its own dtype.
+        device: where to run it.
+        dtype: of the products that will run.
     """
     try:
-        found = {said: _run(kind, device.type, device.dtype, look) for said, look in LOOKS.items()}
+        if kind == "blocks" and not blocks.takes(device.type, dtype):
+            return f"its kernel takes no {str(dtype).removeprefix('torch.')}"
+        found = {said: _run(kind, device.type, dtype, look) for said, look in LOOKS.items()}
     except Exception as problem:  # whatever a kernel, or the compiler of one, raises
         first = (str(problem).strip().splitlines() or [""])[0]
         return f"{type(problem).__name__}: {first}"
-    bound = TOLERANCES[device.dtype]
+    bound = TOLERANCES[dtype]
     for said, look in LOOKS.items():
         wanted = _run("mask", "cpu", torch.float64, look)
         for name, one, right in zip(("output", "query", "key", "value"), found[said], wanted, strict=True):

@@ -27,7 +27,7 @@ def shape(
         hidden=hidden,
         heads=heads,
         kv_heads=getattr(text, "num_key_value_heads", None) or heads,
-        head_dim=getattr(text, "head_dim", None) or hidden // heads,
+        head_dim=_width(text),
         intermediate=intermediate,
         vocab=text.vocab_size,
         parameters=sum(p.numel() for p in module.parameters()),
@@ -45,5 +45,9 @@ def rates(config: transformers.PretrainedConfig, price: spans.Price) -> spans.Ra
         price: of its device.
     """
     text = config.get_text_config()
-    heads = text.num_attention_heads
-    return spans.rates(price, heads=heads, width=getattr(text, "head_dim", None) or text.hidden_size // heads)
+    return spans.rates(price, heads=text.num_attention_heads, width=_width(text))
+
+
+def _width(text: transformers.PretrainedConfig) -> int:
+    """Return the numbers of a head."""
+    return getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads

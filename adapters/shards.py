@@ -1,12 +1,11 @@
 """Full sharding: each process holds its part of every parameter, and a layer's are whole only while it runs.
 
 A part is `[ceil(numel / processes)]` of the flattened parameter, padded with zeros, under as many axes as the
-whole has. A layer's parts are
-gathered when its forward begins and dropped when it ends; in the backward they are gathered again, and each
-process is left with its part of the sum of all gradients. So parameters stay values that are swapped in:
-gradients, moments and masters are parts of the same size, and every rule of an optimizer works on them as it
-is. Rajbhandari et al. 2019 (arXiv:1910.02054), stage 3; as a function of the parts, Zhang et al. 2024
-(arXiv:2411.00284).
+whole has. A layer's parts are gathered when its forward begins and dropped when it ends; in the backward they
+are gathered again, and each process is left with its part of the sum of all gradients. So parameters stay
+values that are swapped in: gradients, moments and masters are parts of the same size, and every rule of an
+optimizer works on them as it is. Rajbhandari et al. 2019 (arXiv:1910.02054), stage 3; as a function of the
+parts, Zhang et al. 2024 (arXiv:2411.00284).
 
 Every process must run the model the same number of times.
 """
@@ -25,8 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from adapters import recompute, tree_attention
-from core import metrics, pack, ports
+from adapters import recompute
+from core import metrics, optimizers, pack, ports, precision
 from core.plan import sample
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ class Gathered(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
         """Sum over the processes in float32 or better; each keeps its part."""
         layout, names, like = ctx.layout, ctx.names, ctx.like
-        wide = torch.promote_types(like.dtype, torch.float32)
+        wide = precision.wide(like.dtype)
         lengths = [layout.length(name) for name in names]
         sent = torch.zeros(layout.num, sum(lengths), dtype=wide, device=like.device)
         for columns, grad in zip(sent.split(lengths, 1), grads, strict=True):
@@ -330,7 +329,7 @@ def idle(model: transformers_lm.TransformersLM, params: Mapping[str, Tensor]) ->
     """
     one = sample.Sample(tokens=np.zeros(1, np.int64), trained=np.zeros(1, np.bool_))
     each = pack.build([one], pack.count([one]), device=next(iter({**model.frozen, **params}.values())).device)
-    hidden = model.hidden(tree_attention.route(each, kind=model.attention), params).flatten()[:0]
+    hidden = model.hidden(model.route(each), params).flatten()[:0]
     # A head may be all that trains beside the layers: the others sum its gradient, so this process must too.
     beside = (part._parameters[attribute] for part, attribute, _ in model.slots)
     heads = [p.flatten()[:0].to(hidden.dtype) for p in beside if p is not None and p.requires_grad]
@@ -357,15 +356,9 @@ def joined(
     return attrs.evolve(model, frozen=whole(model.frozen), sharding=None), whole(params)
 
 
-def norm(ranks: ports.Ranks) -> Callable[[Mapping[str, Tensor]], Tensor]:
+def norm(ranks: ports.Ranks) -> optimizers.Norm:
     """Return what measures gradients of which each process holds a part, padding being zero."""
-
-    def measured(grads: Mapping[str, Tensor]) -> Tensor:
-        wide = [g.to(torch.promote_types(g.dtype, torch.float32)) for g in grads.values()]
-        norms = torch.stack(list(torch._foreach_norm(wide)))
-        return ranks.sum(norms.square().sum()).sqrt()
-
-    return measured
+    return lambda grads: ranks.sum(optimizers.global_norm(grads).square()).sqrt()
 
 
 def _like(whole: Tensor, part: Tensor) -> Tensor:

@@ -259,7 +259,8 @@ def _prefill(
     row: Int64[Tensor, " one"],
 ) -> None:
     """Run a chunk of a prompt into its row."""
-    _hidden(model, _Forward(held, tokens, depths, places, row))
+    # By the module alone: what only training needs would break a graph.
+    model.states(_Forward(held, tokens, depths, places, row))
 
 
 def _decode(
@@ -270,16 +271,7 @@ def _decode(
 ) -> Float[Tensor, "rows vocab"]:
     """Run one token of every row and return the logits of the next."""
     rows = torch.arange(len(tokens), device=tokens.device)
-    return cache.logits(model, _hidden(model, _Forward(held, tokens, depths, depths, rows)))
-
-
-def _hidden(model: transformers_lm.TransformersLM, step: tree_attention.Step) -> Tensor:
-    """Return the last hidden states, by the module alone: what only training needs would break a graph."""
-    with model.casting(step.tokens.device):
-        outputs = model.module.base_model(
-            input_ids=step.tokens[None], position_ids=step.depths[None], use_cache=False, tree=step
-        )
-    return outputs.last_hidden_state[0]
+    return cache.logits(model, model.states(_Forward(held, tokens, depths, depths, rows)))
 
 
 class _Looking:
@@ -303,9 +295,9 @@ def _seen(model: transformers_lm.TransformersLM, device: torch.device) -> Held:
     try:
         with fake_tensor.FakeTensorMode(allow_non_fake_inputs=True):
             looking = _Looking(device)
-            _hidden(model, looking)
+            model.states(looking)
     except (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException):
         # A mixture of experts may look at which expert was chosen.
         looking = _Looking(device)
-        _hidden(model, looking)
+        model.states(looking)
     return looking.seen

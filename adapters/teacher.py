@@ -46,8 +46,7 @@ class Teacher:
             if len(each.pieces) > 1:
                 walk = in_pieces.Walk(self.model, self.params, each, 0, fields=self._fields)
                 return walk.fields()["hidden"]
-            route = tree_attention.route(each, kind=self.model.attention)
-            return self.model.parents(each, route, self.params)
+            return self.model.parents(each, self.model.route(each), self.params)
 
     def divergences(
         self, student: head.Product, taught: Float[Tensor, "edges teacher_hidden"]

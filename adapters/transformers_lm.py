@@ -31,7 +31,7 @@ from adapters import (
 )
 from adapters import teacher as teachers
 from core import head, keys, metrics, pack, ports
-from core.plan import spans
+from core.plan import pieces, spans
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -81,6 +81,8 @@ class TransformersLM:
 
     def predict(self, params: ports.Params, pack: pack.Pack, key: int | None) -> pack.Scores:
         """Score every row of the pack, without gradients; see `core.ports.Model`."""
+        if self._is_idle(pack):
+            return rows(pack, in_pieces.nothing(pack, pack.batch.totals.terms))
         # A graph is made for parameters that train; frozen ones would have another.
         params = params if self.compiled is None else _leaves(params)
         if pack.padded:
@@ -96,6 +98,9 @@ class TransformersLM:
         self, params: ports.Params, pack: pack.Pack, key: int, loss: ports.Loss
     ) -> tuple[Float[Tensor, ""], metrics.Metrics, dict[str, Tensor]]:
         """Run forward, loss and backward inside one swap; see `core.ports.Model`."""
+        if self._is_idle(pack):
+            value, means = loss(rows(pack, in_pieces.nothing(pack, pack.batch.totals.terms)))
+            return value, means, {n: torch.zeros_like(p) for n, p in params.items()}
         leaves = _leaves(params)
         if pack.padded:
             with torch.enable_grad(), self.running(leaves, key):
@@ -186,13 +191,18 @@ class TransformersLM:
     def _score(self, each: pack.Pack, params: ports.Params) -> pack.Scores:
         """Run the whole forest through the decoder and the head over its trained edges."""
         if not len(each.edge_nodes):
-            idle = self._first(params) if self.sharding is None else shards.idle(self, params)
-            return pack.Scores(**in_pieces.nothing(each, idle))
-        return rows(each, self.edges(each, self._route(each), params))
+            return pack.Scores(**in_pieces.nothing(each, shards.idle(self, params)))
+        return rows(each, self.edges(each, self.route(each), params))
 
-    def _route(self, each: pack.Pack) -> tree_attention.Route:
+    def route(self, each: pack.Pack) -> tree_attention.Route:
         """Return the route of a forward over a whole forest."""
         return tree_attention.route(each, kind=self.attention, rates=self.rates)
+
+    def piece_route(
+        self, each: pack.Pack, piece: pieces.Piece, past: Mapping[int, tree_attention.KeysValues]
+    ) -> tree_attention.Route:
+        """Return the route of a forward over a piece of a forest; Args as of `tree_attention.piece_route`."""
+        return tree_attention.piece_route(each, piece, past, kind=self.attention, rates=self.rates)
 
     def edges(
         self, each: pack.Pack, route: tree_attention.Route, params: ports.Params
@@ -258,12 +268,8 @@ class TransformersLM:
         if self.module.is_activation_checkpointing:
             again = functools.partial(checkpoint.checkpoint, use_reentrant=False)
             self.module._set_gradient_checkpointing(True, again)
-        route = tree_attention.route(each, kind=self.attention)
-        with self.casting(route.tokens.device):
-            outputs = self.module.base_model(
-                input_ids=route.tokens[None], position_ids=route.depths[None], use_cache=False, tree=route
-            )
-        return outputs.last_hidden_state[0].index_select(0, each.edge_nodes)
+        states = self.states(tree_attention.route(each, kind=self.attention))
+        return states.index_select(0, each.edge_nodes)
 
     def _forest(self, each: pack.Pack, params: ports.Params, key: int | None) -> padded.Run:
         """Return what runs the padded forests of a pack; the same one draws the same each time."""
@@ -276,7 +282,7 @@ class TransformersLM:
             if key is not None and self.module.training:
                 torch.manual_seed(keys.fold_in(key, "forest", number))
             part = self._told(part)
-            return self.edges(part, self._route(part), params)
+            return self.edges(part, self.route(part), params)
 
         return run
 
@@ -294,31 +300,28 @@ class TransformersLM:
         """Return the last hidden state of every node that runs."""
         self._check_depth(route.max_depth)
 
-        def contexts(module: torch.nn.Module, keep_attention: bool = False) -> tuple[Any, Any]:
-            return recompute.contexts(
-                lambda: recompute.both(self._again(params, module), self._precise(params)),
-                keep_attention=keep_attention,
-            )
+        def again(module: torch.nn.Module) -> contextlib.AbstractContextManager[Any]:
+            return recompute.both(self._again(params, module), self._precise(params))
 
-        def once_more(layer: torch.nn.Module, function: Any, *args: Any, **kwargs: Any) -> Any:
-            again = functools.partial(contexts, layer, self.keep_attention)
-            return checkpoint.checkpoint(function, *args, use_reentrant=False, context_fn=again, **kwargs)
+        if torch.is_grad_enabled():  # else nothing runs again, and this would hold the parameters
+            recompute.arm(self.module, self.chunked, again, keep_attention=self.keep_attention)
+        return self.states(route)
 
-        graded = torch.is_grad_enabled()  # else nothing runs again, and these would hold the parameters
-        for part in self.chunked if graded else ():
-            part.recompute = functools.partial(contexts, part.module)
-        if graded and self.module.is_activation_checkpointing:
-            for layer in recompute.layers(self.module):
-                layer._gradient_checkpointing_func = functools.partial(once_more, layer)  # type: ignore[assignment]
+    def states(self, route: tree_attention.Route | tree_attention.Step) -> Float[Tensor, "nodes hidden"]:
+        """Return what `hidden` does, by the module as it stands: what only training needs is not set up."""
         with self.casting(route.tokens.device):
             outputs = self.module.base_model(
                 input_ids=route.tokens[None], position_ids=route.depths[None], use_cache=False, tree=route
             )
         return outputs.last_hidden_state[0]
 
+    def _is_idle(self, each: pack.Pack) -> bool:
+        """Say whether a pack runs nothing: nobody trains, and no other process waits for this one's parts."""
+        return not len(each.edge_nodes) and self.sharding is None
+
     def _runs(self, each: pack.Pack) -> int:
         """Return how often a pack runs; where parameters are split, as often as any process' does."""
-        own = len(each.pieces)
+        own = len(each.pieces) if len(each.edge_nodes) else 0
         return own if self.sharding is None else self.sharding.num_runs(own)
 
     def _again(self, params: ports.Params, module: torch.nn.Module) -> Any:

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from core import attention, flex, pack
+from core import attention, blocks, flex, pack
 from core.plan import pieces, spans
 
 NAME = "espalier_tree"
-KINDS = ("rectangles", "flash", "flex", "mask")
-"""Blocks on the CPU's kernels, blocks on those of CUDA and ROCm, FlexAttention, the dense mask."""
-BLOCKS = ("rectangles", "flash")
+KINDS = ("blocks", "flex", "mask")
+"""Blocks on the kernels of `core.blocks`, FlexAttention, the dense mask."""
 KeysValues: TypeAlias = tuple[Tensor, Tensor]
 
 
@@ -153,7 +152,7 @@ def piece_route(
 def _on_host(rates: spans.Rates | None, **fields: Any) -> Route:
     """Make a route; one of blocks with what the walk over them reads on the host."""
     table, kind = fields["table"], fields["kind"]
-    if kind not in BLOCKS:
+    if kind != "blocks":
         return Route(**fields)
     if rates is not None and not torch.compiler.is_compiling():
         fields["table"] = torch.from_numpy(spans.fused(table.numpy(), rates))
@@ -205,7 +204,7 @@ def attend(
         kernel = flex.plain if query.device.type == "cpu" else flex.compiled
         mask = _mask(tree, window, flex.block_mask)
         out = flex.attend(query, key, value, mask, softcap=softcap or 0.0, kernel=kernel, **looks)
-    elif tree.kind in BLOCKS and not softcap and query.shape[-1] == value.shape[-1]:
+    elif tree.kind == "blocks" and not softcap and _serves(query, value):
         assert tree.host_depths is not None
         assert tree.host_key_depths is not None
         depths, sizes = (tree.host_depths, tree.host_key_depths), tree.host_sizes
@@ -216,6 +215,11 @@ def attend(
         mask = _mask(tree, window, attention.between)
         out = attention.masked(query, key, value, mask, softcap=softcap or 0.0, **looks)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _serves(query: Tensor, value: Tensor) -> bool:
+    """Say whether the device's kernel of blocks takes a layer; the dense mask serves whatever it does not."""
+    return query.shape[-1] == value.shape[-1] and blocks.takes(query.device.type, query.dtype)
 
 
 def _mask(tree: Route, window: int, make: Callable[..., Any]) -> Any:

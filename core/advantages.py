@@ -5,7 +5,7 @@ one group. A reward of NaN stands for no reward: every function abstained, or th
 (`leave_out`). Such a sample leaves the mean and the deviation of the others, and its advantage is 0.
 
 Sums run in float64, the deviation by the two-pass formula: E[x^2] - E[x]^2 leaves a residue of rounding that
-a division blows up. A group whose rewards are equal gives exactly 0.
+a division blows up. A group whose rewards are equal gives exactly 0. What comes back is in float32 or better.
 
 Axes: samples, functions (reward functions).
 """
@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from core import precision
 
 EPSILON = 1e-4
 
@@ -38,7 +40,7 @@ def group_normalized(
     Raises:
         ValueError: a group of one, or an infinite reward.
     """
-    _refuse_groups_of_one(groups)
+    _refuse_groups_of_one(rewards, groups)
     return _scaled(rewards, groups, lambda wide: _deviations(wide, groups))
 
 
@@ -58,7 +60,7 @@ def batch_normalized(
     Raises:
         ValueError: a group of one, or an infinite reward.
     """
-    _refuse_groups_of_one(groups)
+    _refuse_groups_of_one(rewards, groups)
     return _scaled(rewards, groups, lambda wide: _deviations(wide, torch.zeros_like(groups)))
 
 
@@ -81,6 +83,7 @@ def centered(
     Raises:
         ValueError: an infinite reward.
     """
+    _check(rewards, groups)
     return _scaled(rewards, groups, None)
 
 
@@ -96,7 +99,8 @@ def group_mean(
     Raises:
         ValueError: an infinite reward.
     """
-    return _means(_wide(rewards), groups).to(rewards.dtype)
+    _check(rewards, groups)
+    return _given_back(_means(_wide(rewards), groups), rewards)
 
 
 def leave_one_out(
@@ -118,12 +122,12 @@ def leave_one_out(
     Raises:
         ValueError: a group of one, or an infinite reward.
     """
-    _refuse_groups_of_one(groups)
+    _refuse_groups_of_one(rewards, groups)
     wide = _wide(rewards)
     count = _sums((~wide.isnan()).to(wide.dtype), groups)
     # R_i - (S - R_i) / (K - 1) = (R_i - mean) K / (K - 1): equal rewards give 0 without a remainder.
     gain = torch.where(count > 1, count / (count - 1).clamp(min=1.0), 0.0)
-    return (_centered(wide, groups) * gain).nan_to_num(nan=0.0).to(rewards.dtype)
+    return _given_back((_centered(wide, groups) * gain).nan_to_num(nan=0.0), rewards)
 
 
 def normalize_then_sum(
@@ -148,9 +152,9 @@ def normalize_then_sum(
     Raises:
         ValueError: a group of one, an infinite reward, or weights that are not one a function.
     """
-    _refuse_groups_of_one(groups)
+    _refuse_groups_of_one(rewards, groups, axes=2)
     scores = [_standardized(_wide(column), groups) for column in rewards.unbind(1)]
-    return standardized(weighted_sum(torch.stack(scores, 1), weights=weights)).to(rewards.dtype)
+    return _given_back(standardized(weighted_sum(torch.stack(scores, 1), weights=weights)), rewards)
 
 
 def weighted_sum(
@@ -170,6 +174,7 @@ def weighted_sum(
     Raises:
         ValueError: weights that are not one a function.
     """
+    _check(rewards, None, axes=2)
     num_functions = rewards.shape[1]
     given = [1.0] * num_functions if weights is None else list(weights)
     if len(given) != num_functions:
@@ -177,7 +182,7 @@ def weighted_sum(
             f"weights: {len(given)} came for {num_functions} reward functions; give one for each."
         )
     total = (rewards.double() * torch.tensor(given, dtype=torch.float64, device=rewards.device)).nansum(1)
-    return total.where(~rewards.isnan().all(1), torch.nan).to(rewards.dtype)
+    return _given_back(total.where(~rewards.isnan().all(1), torch.nan), rewards)
 
 
 def standardized(values: Float[Tensor, " samples"]) -> Float[Tensor, " samples"]:
@@ -191,8 +196,9 @@ def standardized(values: Float[Tensor, " samples"]) -> Float[Tensor, " samples"]
     Raises:
         ValueError: an infinite value.
     """
+    _check(values, None)
     everybody = torch.zeros(len(values), dtype=torch.int64, device=values.device)
-    return _standardized(_wide(values), everybody).nan_to_num(nan=0.0).to(values.dtype)
+    return _given_back(_standardized(_wide(values), everybody).nan_to_num(nan=0.0), values)
 
 
 def leave_out(
@@ -243,6 +249,7 @@ def without_variance(
     Raises:
         ValueError: an infinite reward.
     """
+    _check(rewards, groups)
     return _equal(_wide(rewards), groups)
 
 
@@ -251,7 +258,7 @@ def _scaled(rewards: Tensor, groups: Tensor, deviations: Callable[[Tensor], Tens
     wide = _wide(rewards)
     above = _centered(wide, groups)
     scaled = above if deviations is None else above / (deviations(wide) + EPSILON)
-    return scaled.nan_to_num(nan=0.0).to(rewards.dtype)
+    return _given_back(scaled.nan_to_num(nan=0.0), rewards)
 
 
 def _standardized(wide: Tensor, groups: Tensor) -> Tensor:
@@ -306,8 +313,33 @@ def _wide(rewards: Tensor) -> Tensor:
     return rewards.double()
 
 
-def _refuse_groups_of_one(groups: Tensor) -> None:
+def _given_back(wide: Tensor, rewards: Tensor) -> Tensor:
+    """Return numbers in the rewards' dtype, or in float32 where that is narrower: differences overflow it."""
+    return wide.to(precision.wide(rewards.dtype))
+
+
+def _check(rewards: Tensor, groups: Tensor | None, *, axes: int = 1) -> None:
+    """Refuse what is no table of rewards, or groups that do not line up with it."""
+    for name, values in (("rewards", rewards), ("groups", groups)):
+        if not (isinstance(values, Tensor) or values is None):
+            raise ValueError(
+                f"{name} are a {type(values).__name__}; a tensor is wanted: torch.tensor({name})."
+            )
+    if not rewards.is_floating_point() or rewards.ndim != axes:
+        wanted = "[samples]" if axes == 1 else "[samples, functions]"
+        raise ValueError(
+            f"rewards are {rewards.dtype} {list(rewards.shape)}; floating point {wanted} is wanted."
+        )
+    if groups is not None and (groups.shape != rewards.shape[:1] or groups.is_floating_point()):
+        raise ValueError(
+            f"groups are {groups.dtype} {list(groups.shape)} for rewards of {len(rewards)} samples; integers "
+            f"[{len(rewards)}] are wanted, the group of each sample."
+        )
+
+
+def _refuse_groups_of_one(rewards: Tensor, groups: Tensor, *, axes: int = 1) -> None:
     """Raise when a group has nobody to be compared with."""
+    _check(rewards, groups, axes=axes)
     names, sizes = groups.unique(return_counts=True)
     if bool((sizes == 1).any()):
         raise ValueError(

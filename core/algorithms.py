@@ -210,7 +210,7 @@ orpo = dpo.evolve(loss=reference_free.orpo, needs=())
 cpo = dpo.evolve(loss=reference_free.cpo, needs=())
 """Contrastive preference optimization, Xu et al. 2024 (arXiv:2401.08417)."""
 
-simpo = dpo.evolve(loss=reference_free.simpo, needs=())
+simpo = dpo.evolve(loss=partial(reference_free.simpo, beta=2.0), needs=())
 """Simple preference optimization, Meng et al. 2024 (arXiv:2405.14734), eq. 6."""
 
 preferences: Mapping[str, Algorithm] = {

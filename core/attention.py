@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from core import blocks
+from core import blocks, precision
 
 
 def ancestors(
@@ -74,7 +74,7 @@ def masked(
     batch, heads, nodes, width = query.shape
     shared = query.reshape(batch, key.shape[1], heads // key.shape[1], nodes, width)
     scores = torch.einsum("bkgqd,bknd->bkgqn", shared, key) * scale
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    scores = precision.widened(scores)
     if softcap:
         scores = (scores / softcap).tanh() * softcap
     scores = scores.masked_fill(~(mask if mask.ndim == 2 else mask[:, None, None]), -torch.inf)
@@ -106,10 +106,11 @@ def rectangles(
 
     Args:
         query, key, value: heads of queries are a multiple of those of keys.
-        table: (kind, query start, stop, key start, stop) on the host. Kind 1 is causal and 2 masked: a run of
-            nodes that are queries and keys, each of which sees its ancestors. Kinds from 3 on are causal too:
-            those of one kind are one call. All these come first and cover every query once; kind 0 is dense.
-            Rows of no queries are padding. The CPU alone runs masked blocks and batches.
+        table: (kind, query start, stop, key start, stop) on the host, with the kinds of `core.plan.spans`.
+            CAUSAL and MASKED are runs of nodes that are queries and keys, each of which sees its ancestors.
+            Kinds from BATCH on are causal too: those of one kind are one call. All these come first and cover
+            every query once; DENSE is the rest. Rows of no queries are padding. The CPU alone runs masked
+            blocks and batches.
         query_depths, key_depths: positions in the sequences, on the host; read only under a window.
         scale: factor of the products.
         window: how many tokens back a query sees, itself among them; 0: all.

@@ -8,13 +8,14 @@ Two kernels serve it, chosen by where the tensors are: the CPU's takes a mask, t
 windows and runs of lengths. What a block is stands in `rectangles` of `core.attention`.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from core import places
+from core import places, precision
 from core.plan import spans
 
 # Of the largest number: a row that sees nothing of a block gets a weight of exactly 0, where -inf gives NaN.
@@ -40,6 +41,20 @@ class Tables(NamedTuple):
     window: int
 
 
+class Cuts(NamedTuple):
+    """Runs that one call takes, counted from the first.
+
+    Attributes:
+        queries, keys: where runs begin, and where the last ends, int32 `[runs + 1]` beside the heads.
+        most_queries, most_keys: of the longest run.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    most_queries: int
+    most_keys: int
+
+
 class Block(NamedTuple):
     """One call of a kernel.
 
@@ -49,7 +64,7 @@ class Block(NamedTuple):
         queries, keys: what it covers; of a batch, several runs each.
         mask: added to the scores; None: nothing is.
         left: as flash kernels count windows: query i sees keys from i + keys - queries - left; -1: all.
-        cuts: where causal runs begin and end, counted from the first; None: it is one run.
+        cuts: the runs it is made of; None: the kernel does not ask.
     """
 
     first: bool
@@ -58,23 +73,48 @@ class Block(NamedTuple):
     keys: places.Place
     mask: Tensor | None = None
     left: int = -1
-    cuts: tuple[int, ...] | None = None
+    cuts: Cuts | None = None
 
 
 class Kernel(NamedTuple):
     """What runs blocks.
 
     Attributes:
-        walk: tables and the dtype of queries to blocks.
+        dtypes: what queries, keys and values may be.
+        walk: tables and queries to blocks.
         forward: (query, key, value, block, scale) to (output, log-sum-exp).
         backward: (gradient, query, output, log-sum-exp, key, value, block, scale) to three gradients.
         aligned: widths of heads are padded to a multiple of this.
     """
 
-    walk: Callable[[Tables, torch.dtype], Iterator[Block]]
+    dtypes: tuple[torch.dtype, ...]
+    walk: Callable[[Tables, Tensor], Iterator[Block]]
     forward: Callable[..., tuple[Tensor, Tensor]]
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
     aligned: int = 1
+
+
+def takes(device: str, dtype: torch.dtype) -> bool:
+    """Say whether the kernel of a device runs blocks of a dtype.
+
+    Args:
+        device: torch's name of it.
+        dtype: of queries, keys and values.
+
+    Raises:
+        ValueError: the device has no kernel.
+    """
+    return dtype in _kernel(device).dtypes
+
+
+def _kernel(device: str) -> Kernel:
+    """Return what runs blocks on a device."""
+    if device not in KERNELS:
+        raise ValueError(
+            f"attention in blocks came on the device {device}; kernels of it are there for "
+            f"{' and '.join(KERNELS)}: take the dense mask."
+        )
+    return KERNELS[device]
 
 
 @torch.library.custom_op("espalier::attention_blocks", mutates_args=())
@@ -91,12 +131,12 @@ def attend(
     window: int,
 ) -> tuple[Tensor, Tensor]:
     """Run the blocks; the output and its log-sum-exp."""
-    kernel = KERNELS[query.device.type]
-    wide = torch.promote_types(query.dtype, torch.float32)
+    kernel = _kernel(query.device.type)
+    wide = precision.wide(query.dtype)
     tables = Tables(blocks, query_depths, key_depths, sizes, window)
     q, k, v = (_aligned(t, kernel.aligned) for t in (query, key, value))
     out, lse = torch.empty_like(q, dtype=wide), query.new_empty(query.shape[:3], dtype=wide)
-    for block in kernel.walk(tables, query.dtype):
+    for block in kernel.walk(tables, query):
         rows, seen = block.queries, block.keys
         part, part_lse = kernel.forward(
             places.taken(q, rows), places.taken(k, seen), places.taken(v, seen), block, scale
@@ -131,13 +171,13 @@ def pull_back(
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Run each block's backward; gradients by query, key, value and sinks (empty where there are none)."""
-    kernel = KERNELS[query.device.type]
-    wide = torch.promote_types(query.dtype, torch.float32)
+    kernel = _kernel(query.device.type)
+    wide = precision.wide(query.dtype)
     tables = Tables(blocks, query_depths, key_depths, sizes, window)
     g, q, k, v, o = (_aligned(t, kernel.aligned) for t in (grad, query, key, value, out))
     by_query = torch.empty_like(q, dtype=wide)
     by_key, by_value = (torch.zeros_like(t, dtype=wide) for t in (k, v))
-    for block in kernel.walk(tables, query.dtype):
+    for block in kernel.walk(tables, query):
         rows, seen = block.queries, block.keys
         felt = places.without_filling(places.taken(g, rows), rows)
         of_queries = [places.taken(t, rows) for t in (q, o, lse)]
@@ -155,7 +195,7 @@ def pull_back(
 
 @attend.register_fake
 def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    wide = torch.promote_types(query.dtype, torch.float32)
+    wide = precision.wide(query.dtype)
     return torch.empty_like(query), query.new_empty(query.shape[:3], dtype=wide)
 
 
@@ -199,23 +239,29 @@ def _like(wide: Tensor, given: Tensor) -> Tensor:
     return made
 
 
-def _tiles(tables: Tables, dtype: torch.dtype) -> Iterator[Block]:
+def _rows(tables: Tables) -> list[list[int]]:
+    """Return the blocks; rows of padding, which planned sizes have many of, never become Python's numbers."""
+    rows = tables.blocks.numpy()
+    return rows[rows[:, 1] < rows[:, 2]].tolist()
+
+
+def _tiles(tables: Tables, query: Tensor) -> Iterator[Block]:
     """Yield batches, then blocks with masks; under a window, the tiles of each that see anything."""
     batches: dict[int, list[list[int]]] = {}
     rest = []
-    for kind, *span in tables.blocks.tolist():
+    for kind, *span in _rows(tables):
         causal = kind == spans.CAUSAL or kind >= spans.BATCH
         # A run that is no longer than the window sees all of itself.
         if kind >= spans.BATCH and not _cut(tables, span):
             batches.setdefault(kind, []).append(span)
-        elif span[0] < span[1]:
+        else:
             rest.append((spans.CAUSAL if causal else kind, *span))
     for spread in batches.values():
         a, b, x, y = torch.tensor(spread).T
         queries = places.runs(a, b)
         yield Block(True, True, queries, queries if torch.equal(a, x) else places.runs(x, y))
     for kind, *span in rest:
-        yield from _alone(tables, dtype, kind, *span)
+        yield from _alone(tables, query.dtype, kind, *span)
 
 
 def _cut(tables: Tables, span: Sequence[int]) -> bool:
@@ -276,39 +322,41 @@ def _host_backward(
     )
 
 
-def _bands(tables: Tables, _: torch.dtype) -> Iterator[Block]:
+def _bands(tables: Tables, query: Tensor) -> Iterator[Block]:
     """Yield all causal blocks as one call over runs, then the rest; under a window, in runs of one path each.
 
     Along a path depths rise by one, so a window is a band, which the kernel knows.
     """
-    rows = [row for row in tables.blocks.tolist() if row[1] < row[2]]
+    rows = _rows(tables)
     if any(kind == spans.MASKED for kind, *_ in rows):
         raise ValueError("the table has a masked block; the kernel of this device takes no mask.")
     causal = sorted(row[1:] for row in rows if row[0] == spans.CAUSAL or row[0] >= spans.BATCH)
+    found: list[tuple[Block, list[int], list[int]]] = []
     if causal:
         starts = [a for a, *_ in causal]
         stop, shift = causal[-1][1], causal[0][2] - causal[0][0]
         q = slice(starts[0], stop)
-        cuts = (*(a - starts[0] for a in starts), stop - starts[0])
+        ends = [*(a - q.start for a in starts), stop - q.start]
         keys = slice(q.start + shift, q.stop + shift)
-        yield Block(True, True, q, keys, left=tables.window - 1, cuts=cuts)
-    dense = [row[1:] for row in rows if row[0] == spans.DENSE]
-    if not tables.window:
-        yield from (Block(False, False, slice(a, b), slice(x, y)) for a, b, x, y in dense)
-        return
-    runs = spans.within(dense, tables.query_depths.numpy(), tables.key_depths.numpy(), tables.window)
-    yield from (Block(False, False, slice(a, b), slice(x, y), left=left) for a, b, x, y, left in runs)
+        found.append((Block(True, True, q, keys, left=tables.window - 1), ends, ends))
+    dense: Any = [row[1:] for row in rows if row[0] == spans.DENSE]
+    if tables.window:
+        dense = spans.within(dense, tables.query_depths.numpy(), tables.key_depths.numpy(), tables.window)
+    for a, b, x, y, *left in dense:
+        block = Block(False, False, slice(a, b), slice(x, y), left=left[0] if left else -1)
+        found.append((block, [0, b - a], [0, y - x]))
+    yield from _sent(found, query.device)
 
 
-def _cuts(block: Block, device: torch.device) -> tuple[Tensor, Tensor, int, int]:
-    """Return where runs begin, of queries and of keys, and the longest of each."""
-    num_queries, num_keys = places.size(block.queries), places.size(block.keys)
-    if block.cuts is None:
-        ends = [torch.tensor([0, n], dtype=torch.int32).to(device) for n in (num_queries, num_keys)]
-        return ends[0], ends[1], num_queries, num_keys
-    ends = torch.tensor(block.cuts, dtype=torch.int32)
-    longest = int(ends.diff().amax())
-    return ends.to(device), ends.to(device), longest, longest
+def _sent(found: Sequence[tuple[Block, list[int], list[int]]], device: torch.device) -> Iterator[Block]:
+    """Give blocks the ends of their runs of queries and of keys, which go to the device in one copy."""
+    ends = [each for _, *both in found for each in both]
+    numbers = torch.tensor([n for each in ends for n in each], dtype=torch.int32).to(device)
+    sent = zip(ends, numbers.split([len(each) for each in ends]), strict=True)
+    for block, *_ in found:
+        (queries, there), (keys, keys_there) = next(sent), next(sent)
+        most = (max(b - a for a, b in itertools.pairwise(each)) for each in (queries, keys))
+        yield block._replace(cuts=Cuts(there, keys_there, *most))
 
 
 def _flat(heads: Tensor) -> Tensor:
@@ -319,9 +367,9 @@ def _flat(heads: Tensor) -> Tensor:
 
 
 def _device_forward(q: Tensor, k: Tensor, v: Tensor, block: Block, scale: float) -> tuple[Tensor, Tensor]:
-    cut_q, cut_k, most_q, most_k = _cuts(block, q.device)
+    assert block.cuts is not None
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
-        *map(_flat, (q, k, v)), cut_q, cut_k, most_q, most_k, 0.0, block.causal, False, scale=scale,
+        *map(_flat, (q, k, v)), *block.cuts, 0.0, block.causal, False, scale=scale,
         window_size_left=block.left, window_size_right=0 if block.causal else -1,
     )  # fmt: skip
     return out.transpose(0, 1)[None], lse[None]
@@ -330,10 +378,11 @@ def _device_forward(q: Tensor, k: Tensor, v: Tensor, block: Block, scale: float)
 def _device_backward(
     grad: Tensor, q: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, block: Block, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
+    assert block.cuts is not None
     # Only dropout would read the state of a random generator, and there is none.
     state = torch.zeros(2, dtype=torch.uint64, device=q.device)
     parts = torch.ops.aten._flash_attention_backward(
-        *map(_flat, (grad, q, k, v, out.to(q.dtype))), lse[0].contiguous(), *_cuts(block, q.device), 0.0,
+        *map(_flat, (grad, q, k, v, out.to(q.dtype))), lse[0].contiguous(), *block.cuts, 0.0,
         block.causal, state, state[:0], scale=scale,
         window_size_left=block.left, window_size_right=0 if block.causal else -1,
     )  # fmt: skip
@@ -341,7 +390,8 @@ def _device_backward(
     return by_query, by_key, by_value
 
 
-HOST = Kernel(walk=_tiles, forward=_host_forward, backward=_host_backward)
-FLASH = Kernel(walk=_bands, forward=_device_forward, backward=_device_backward, aligned=ALIGNED)
+_HALVES = (torch.bfloat16, torch.float16)
+HOST = Kernel((*_HALVES, torch.float32, torch.float64), _tiles, _host_forward, _host_backward)
+FLASH = Kernel(_HALVES, _bands, _device_forward, _device_backward, aligned=ALIGNED)
 KERNELS: Mapping[str, Kernel] = {"cpu": HOST, "cuda": FLASH}
 """By torch's name of a device; ROCm calls itself cuda."""

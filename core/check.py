@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core import algorithms, differences, pack, record, reference, shrink, steps
+from core import algorithms, differences, missing, pack, record, reference, shrink, steps
 from core.plan import batching, sample
 
 TOLERANCE = 1e-10
@@ -62,10 +62,11 @@ def check(
 ) -> None:
     """Check every property of `PROPERTIES` on batches that are drawn.
 
-    A forest, a split, a budget and an order change nothing; values are finite; gradients are the slopes of
-    values; `couples` is true. The loss of a policy, one that is given an `advantage`, has REINFORCE's
-    gradient where the policy is the one that wrote the answers: each token's log-probability is pulled by
-    the advantage times one weight for the whole sample, or left alone.
+    A step that is not logged has the same loss; a gradient flows to the scores; a forest, a split, a budget
+    and an order change nothing; values are finite; gradients are the slopes of values; `couples` is true. The
+    loss of a policy, one that is given an `advantage`, has REINFORCE's gradient where the policy is the one
+    that wrote the answers: each token's log-probability is pulled by the advantage times one weight for the
+    whole sample, or left alone.
 
     Args:
         algorithm: any Algorithm.
@@ -163,6 +164,15 @@ def draw(algorithm: algorithms.Algorithm, seed: int) -> list[sample.Sample]:
     ]
 
 
+def _flows(algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]) -> str:
+    batch, scores, _ = _table(algorithm, samples)
+    leaves = {n: values.clone().requires_grad_() for n, values in _leaves(algorithm, scores).items()}
+    values, _ = algorithm.loss(attrs.evolve(scores, **leaves), batch, **algorithm.carry)
+    if not values.requires_grad:
+        return "the loss returns values that no gradient flows from: look for a detach or a comparison."
+    return "" if algorithm.reduce(values, batch).requires_grad else "reduce lets no gradient through."
+
+
 def _tree_is_alone(algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]) -> str:
     return _differ(_grads(algorithm, [samples], share=True), _grads(algorithm, [samples], share=False))
 
@@ -258,6 +268,16 @@ def _pure(algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]) -> 
     return "" if same else f"the same ones gave a loss of {first.item()}, then one of {second.item()}."
 
 
+def _unlogged(algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]) -> str:
+    """Score without what only metrics read, as at most steps of a run."""
+
+    def run(needs: Sequence[str]) -> Tensor:
+        _, scores, loss = _table(algorithm, samples, needs)
+        return loss(scores)[0]
+
+    return missing.problem(algorithm, run)
+
+
 def _couples(algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]) -> str:
     """Move the scores of one unit; the gradient by those of the others must stay as it is."""
     batch, scores, loss = _table(algorithm, samples)
@@ -304,7 +324,9 @@ def _gradient(
 
 
 PROPERTIES: Mapping[str, Callable[[algorithms.Algorithm, Sequence[sample.Sample]], str]] = {
+    "the loss is the same at steps that are not logged": _unlogged,
     "arguments stay as they are": _pure,
+    "a gradient flows to the scores": _flows,
     "tree = alone": _tree_is_alone,
     "additive over units": _additive,
     "budget-free": _budget_free,
@@ -330,11 +352,11 @@ def _grads(
 
 
 def _table(
-    algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample]
+    algorithm: algorithms.Algorithm, samples: Sequence[sample.Sample], needs: Sequence[str] | None = None
 ) -> tuple[pack.Batch, pack.Scores, Callable[[pack.Scores], tuple[Tensor, record.Any]]]:
     """Return a batch, its scores and the step's objective over them."""
-    needs = algorithm.reads
-    whole = pack.build(samples, pack.count(samples), needs=needs, dtype=torch.float64)
+    needs = algorithm.reads if needs is None else needs
+    whole = pack.build(samples, pack.count(samples), needs=tuple(needs), dtype=torch.float64)
     scores = reference.Reference().predict(reference.params(), whole, 0)
     return whole.batch, scores, steps.objective(algorithm, whole.batch, algorithm.carry)
 

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from core import head
+from core import head, precision
 
 TILE_BYTES = 1 << 28
 LIVE_TILES = 8
@@ -80,8 +80,7 @@ def divergences(
         )
     if temperature is not None:
         shape, teacher_shape = (attrs.evolve(s, temperature=temperature) for s in (shape, teacher_shape))
-    wide = torch.promote_types(hidden.dtype, torch.float32)
-    rows = max(1, tile_bytes // (LIVE_TILES * len(weight) * wide.itemsize))
+    rows = head.tile_rows(hidden, weight, tile_bytes // LIVE_TILES)
     student = (hidden, weight, bias, *(low_rank or (None, None)))
     teacher = (teacher_hidden, teacher_weight, teacher_bias, *(teacher_low_rank or (None, None)))
     frozen = (None if x is None else x.detach() for x in teacher)
@@ -112,8 +111,7 @@ def top_logprobs(
     Returns:
         Their log-probabilities in nats, float32 or better.
     """
-    wide = torch.promote_types(hidden.dtype, torch.float32)
-    rows = max(1, tile_bytes // (LIVE_TILES * len(weight) * wide.itemsize))
+    rows = head.tile_rows(hidden, weight, tile_bytes // LIVE_TILES)
     return _Top.apply(tokens, shape, rows, hidden, weight, bias, *(low_rank or (None, None)))
 
 
@@ -141,8 +139,7 @@ def likeliest(
     Returns:
         Their ids, the likeliest first.
     """
-    wide = torch.promote_types(hidden.dtype, torch.float32)
-    rows = max(1, tile_bytes // (LIVE_TILES * len(weight) * wide.itemsize))
+    rows = head.tile_rows(hidden, weight, tile_bytes // LIVE_TILES)
     product = head.Product(shape, hidden, weight, bias, *(low_rank or (None, None)))
     found = torch.empty(len(hidden), num_kept, dtype=torch.int64, device=hidden.device)
     with torch.no_grad():
@@ -173,9 +170,16 @@ def kept(
     if not 0.0 <= beta <= 1.0:
         raise ValueError(f"beta is {beta}; a number in [0, 1] is wanted: 0 forward KL, 1 reverse KL.")
     known = teacher.isfinite()
-    p, t = (x.masked_fill(~known, FLOOR) for x in (student, teacher.detach().to(student.dtype)))
+    both = (student, teacher.detach().to(student.dtype))
+    p, t = (_floored(x.masked_fill(~known, FLOOR)) for x in both)
     p, t = (torch.cat([x, _rest(x)[:, None]], 1) for x in (p, t))
     return _excesses(p, t, beta).sum(-1).clamp(min=0.0)
+
+
+def _floored(logprobs: Float[Tensor, "edges kept"]) -> Float[Tensor, "edges kept"]:
+    """Return log-probabilities no lower than the floor; a finite one that was lower is still pulled."""
+    finite = logprobs.masked_fill(logprobs == -torch.inf, FLOOR)
+    return torch.where(finite < FLOOR, FLOOR + (finite - finite.detach()), finite)
 
 
 def _rest(logprobs: Float[Tensor, "edges kept"]) -> Float[Tensor, " edges"]:
@@ -192,7 +196,7 @@ class _Divergence(torch.autograd.Function):
         ctx: Any, shapes: tuple[head.Shape, head.Shape], beta: float, rows: int, *tensors: Any
     ) -> Tensor:
         student, teacher = _both(tensors, shapes)
-        wide = torch.promote_types(student.hidden.dtype, torch.float32)
+        wide = precision.wide(student.hidden.dtype)
         found = torch.empty(len(student.hidden), dtype=wide, device=student.hidden.device)
         for start in range(0, len(found), rows):
             tile = slice(start, start + rows)
@@ -227,7 +231,7 @@ class _Top(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, shape: head.Shape, rows: int, *tensors: Any) -> Tensor:
         product = head.Product(shape, *tensors)
-        wide = torch.promote_types(product.hidden.dtype, torch.float32)
+        wide = precision.wide(product.hidden.dtype)
         found = torch.empty(tokens.shape, dtype=wide, device=tokens.device)
         for start in range(0, len(tokens), rows):
             tile = slice(start, start + rows)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from core import record
+from core import precision, record
 
 TILE_BYTES = 1 << 26
 FIELDS = ("logprobs", "entropies", "log_sum_squares", "mean_logits", "top1")
@@ -108,12 +108,23 @@ def score(
         The fields by name, in nats, float32 or better; all but `top1` can be differentiated.
     """
     names = ("logprobs", *(n for n in FIELDS[1:] if n in needs))
-    wide = torch.promote_types(hidden.dtype, torch.float32)
-    rows = max(1, tile_bytes // (weight.shape[0] * wide.itemsize))
-    slopes = None if slopes is None else slopes.to(wide)
+    rows = tile_rows(hidden, weight, tile_bytes)
+    slopes = None if slopes is None else slopes.to(precision.wide(hidden.dtype))
     product = Product(shape, hidden, weight, bias, *(low_rank or (None, None)))
     outputs = _Score.apply(targets, slopes, shape, names, rows, *product.tensors)
     return dict(zip(names, outputs, strict=True))
+
+
+def tile_rows(
+    hidden: Float[Tensor, "edges hidden"], weight: Float[Tensor, "vocab hidden"], tile_bytes: int
+) -> int:
+    """Return how many edges a tile of logits in float32 or better holds, at least one.
+
+    Args:
+        hidden, weight: whose logits they are.
+        tile_bytes: most bytes of a tile.
+    """
+    return max(1, tile_bytes // (len(weight) * precision.wide(hidden.dtype).itemsize))
 
 
 class _Score(torch.autograd.Function):
@@ -130,7 +141,7 @@ class _Score(torch.autograd.Function):
         *tensors: Any,
     ) -> tuple[Tensor, ...]:
         product, wanted = Product(shape, *tensors), ctx.needs_input_grad[-len(tensors) :]
-        wide = torch.promote_types(product.hidden.dtype, torch.float32)
+        wide = precision.wide(product.hidden.dtype)
         outputs = {n: torch.empty(len(targets), dtype=wide, device=targets.device) for n in ("lse", *names)}
         sums = zeros(product, wanted) if slopes is not None and any(wanted) else None
         for start in range(0, len(targets), rows):
@@ -188,7 +199,7 @@ def zeros(product: Product, wanted: Sequence[bool]) -> Sums:
         product: what the logits of all edges are made of.
         wanted: whose gradients are asked for, in the order of `Sums`.
     """
-    wide = torch.promote_types(product.hidden.dtype, torch.float32)
+    wide = precision.wide(product.hidden.dtype)
     per_edge = (True, False, False, True, False)
     made: list[Tensor | None] = []
     for x, is_wanted, own in zip(product.tensors, wanted, per_edge, strict=True):
@@ -242,7 +253,7 @@ def narrowed(sums: Sums, product: Product) -> Sums:
 def logits(product: Product) -> Float[Tensor, "edges vocab"]:
     """Return a tile of logits in float32 or better; the memory is the caller's to overwrite."""
     shape, hidden, weight, bias, low, up = product
-    z = torch.nn.functional.linear(hidden, weight).to(torch.promote_types(hidden.dtype, torch.float32))
+    z = precision.widened(torch.nn.functional.linear(hidden, weight))
     if low is not None and up is not None:
         z = z.addmm_(low, up.T) if z.dtype == low.dtype else z.add_(low @ up.T)
     if bias is not None:

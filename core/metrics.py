@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Num
 from torch import Tensor
 
-from core import record
+from core import precision, record
 
 Scalar: TypeAlias = Num[Tensor, ""] | float | int
 
@@ -214,7 +214,7 @@ def _extreme(choose: Callable[[Tensor, Tensor], Tensor], left: Scalar, right: Sc
 
 def _wide(values: Tensor) -> Tensor:
     """Return the values, detached, in float32 or wider."""
-    return values.detach().to(torch.promote_types(values.dtype, torch.float32))
+    return precision.widened(values.detach())
 
 
 def _weights(values: Tensor, weights: Tensor | None) -> Tensor:

@@ -5,17 +5,17 @@ memory of the old parameters and state is used for the new ones, as in JAX: the 
 again. Results are the same to the bit.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from core import record
+from core import ports, precision, record
 
-Params = Mapping[str, Tensor]
+Params = ports.Params
 Norm = Callable[[Params], Tensor]
 
 
@@ -52,9 +52,16 @@ class Update(Protocol):
     """Gradients and the old state in, the new parameters and state out."""
 
     def __call__(
-        self, grads: Params, state: record.Any, params: Params, *, rate: float, donate: bool = False
+        self,
+        grads: Params,
+        state: record.Any,
+        params: Params,
+        *,
+        rate: float,
+        donate: bool = False,
+        norm: Tensor | None = None,
     ) -> tuple[dict[str, Tensor], record.Any]:
-        """Make one update at learning rate `rate`."""
+        """Make one update at learning rate `rate`; `norm` is that of the gradients, where it is known."""
         ...
 
 
@@ -77,7 +84,7 @@ class Optimizer:
 
 def global_norm(grads: Params) -> Float[Tensor, ""]:
     """Return the Euclidean norm of all gradients taken as one vector, in float32 or better."""
-    norms = torch._foreach_norm([_wide(g) for g in grads.values()])
+    norms = torch._foreach_norm([precision.widened(g) for g in grads.values()])
     return torch.linalg.vector_norm(torch.stack(list(norms)))
 
 
@@ -91,15 +98,22 @@ def clip_by_global_norm(update: Update, *, max_norm: float, norm: Norm = global_
     Args:
         update: what sees the clipped gradients.
         max_norm: in the unit of the gradients; not positive: no clipping.
-        norm: of all gradients; another one where each process holds a part of them.
+        norm: of all gradients, where an update is not told it; another one where each process holds a part.
     """
+    measure = norm
     if max_norm <= 0:
         return update
 
     def clipped(
-        grads: Params, state: record.Any, params: Params, *, rate: float, donate: bool = False
+        grads: Params,
+        state: record.Any,
+        params: Params,
+        *,
+        rate: float,
+        donate: bool = False,
+        norm: Tensor | None = None,
     ) -> tuple[dict[str, Tensor], record.Any]:
-        scale = (max_norm / (norm(grads) + 1e-6)).clamp(max=1.0)
+        scale = (max_norm / ((measure(grads) if norm is None else norm) + 1e-6)).clamp(max=1.0)
         scaled = torch._foreach_mul(list(grads.values()), scale)
         return update(dict(zip(grads, scaled, strict=True)), state, params, rate=rate, donate=donate)
 
@@ -135,33 +149,22 @@ def adamw(
             raise ValueError(f"adamw: {name} is {value}; a number from 0 up to but not 1 is wanted.")
 
     def update(
-        grads: Params, state: Moments, params: Params, *, rate: float, donate: bool = False
+        grads: Params,
+        state: Moments,
+        params: Params,
+        *,
+        rate: float,
+        donate: bool = False,
+        norm: Tensor | None = None,
     ) -> tuple[dict[str, Tensor], Moments]:
+        _check_types("adamw", grads, params)
         new, moments = (
             (dict(params), state) if donate else record.tree.map(torch.clone, (dict(params), state))
         )
-        _check_types(grads, new)
-        for decays in (True, False):
-            names = [n for n in new if (new[n].ndim >= 2) == decays]
-            if not names:
-                continue
-            counts = [moments.count[n] for n in names]
-            torch._foreach_add_(counts, 1.0)
-            torch._fused_adamw_(
-                [new[n] for n in names],
-                [grads[n].contiguous() for n in names],
-                [moments.first[n] for n in names],
-                [moments.second[n] for n in names],
-                [],
-                counts,
-                lr=rate,
-                beta1=beta1,
-                beta2=beta2,
-                weight_decay=weight_decay if decays else 0.0,
-                eps=epsilon,
-                amsgrad=False,
-                maximize=False,
-            )
+        numbers = {"lr": rate, "beta1": beta1, "beta2": beta2, "eps": epsilon}
+        matrices = [n for n, p in new.items() if p.ndim >= 2]
+        _fused(matrices, new, grads, moments, weight_decay=weight_decay, **numbers)
+        _fused([n for n in new if n not in matrices], new, grads, moments, weight_decay=0.0, **numbers)
         return new, moments
 
     clipped = clip_by_global_norm(update, max_norm=max_norm, norm=norm)
@@ -184,8 +187,15 @@ def sgd(
     """
 
     def update(
-        grads: Params, state: tuple[()], params: Params, *, rate: float, donate: bool = False
+        grads: Params,
+        state: tuple[()],
+        params: Params,
+        *,
+        rate: float,
+        donate: bool = False,
+        norm: Tensor | None = None,
     ) -> tuple[dict[str, Tensor], tuple[()]]:
+        _check_types("sgd", grads, params)
         new = params if donate else {n: p.clone() for n, p in params.items()}
         torch._foreach_add_(list(new.values()), [grads[n] for n in new], alpha=-rate)
         return dict(new), state
@@ -208,19 +218,25 @@ def with_masters(rule: Optimizer) -> Optimizer:
     """
 
     def init(params: Params) -> record.Any:
-        masters = {n: p.to(torch.float32) for n, p in params.items() if _wide_type(p) != p.dtype}
+        masters = {n: precision.widened(p) for n, p in params.items() if precision.wide(p.dtype) != p.dtype}
         if not masters:
             return rule.init(params)
         return Mastered(masters=masters, rule=rule.init({**params, **masters}))
 
     def update(
-        grads: Params, state: record.Any, params: Params, *, rate: float, donate: bool = False
+        grads: Params,
+        state: record.Any,
+        params: Params,
+        *,
+        rate: float,
+        donate: bool = False,
+        norm: Tensor | None = None,
     ) -> tuple[dict[str, Tensor], record.Any]:
         if not isinstance(state, Mastered):
-            return rule.update(grads, state, params, rate=rate, donate=donate)
-        grads = {n: _wide(g) for n, g in grads.items()}
+            return rule.update(grads, state, params, rate=rate, donate=donate, norm=norm)
+        grads = {n: precision.widened(g) for n, g in grads.items()}
         wide = {n: state.masters.get(n, p) for n, p in params.items()}
-        new, remembered = rule.update(grads, state.rule, wide, rate=rate, donate=donate)
+        new, remembered = rule.update(grads, state.rule, wide, rate=rate, donate=donate, norm=norm)
         masters = {n: new[n] for n in state.masters}
         rounded = {n: params[n] if donate else torch.empty_like(params[n]) for n in masters}
         torch._foreach_copy_(list(rounded.values()), list(masters.values()))
@@ -229,13 +245,30 @@ def with_masters(rule: Optimizer) -> Optimizer:
     return attrs.evolve(rule, init=init, update=update)
 
 
-def _check_types(grads: Params, params: Params) -> None:
-    """Refuse gradients of another dtype than their parameters', which the fused kernel does not take."""
+def _fused(names: Sequence[str], new: Params, grads: Params, moments: Moments, **numbers: float) -> None:
+    """Update some parameters and their moments, whose memory is ours."""
+    if not names:
+        return
+    counts = [moments.count[n] for n in names]
+    torch._foreach_add_(counts, 1.0)
+    written = [group[n] for group in (new, moments.first, moments.second) for n in names]
+    flat = [t.contiguous() for t in written]  # the kernel walks memory, however the axes lie in it
+    given = [grads[n].contiguous() for n in names]
+    size = len(names)
+    how: dict[str, Any] = {"amsgrad": False, "maximize": False, **numbers}
+    torch._fused_adamw_(flat[:size], given, flat[size:-size], flat[-size:], [], counts, **how)
+    for tensor, found in zip(written, flat, strict=True):
+        if found is not tensor:
+            tensor.copy_(found)
+
+
+def _check_types(rule: str, grads: Params, params: Params) -> None:
+    """Refuse gradients of another dtype than their parameters': steps would be rounded away, or not taken."""
     odd = next((n for n in params if grads[n].dtype != params[n].dtype), None)
     if odd is not None:
         raise ValueError(
-            f"adamw: {odd} is {params[odd].dtype} and its gradient {grads[odd].dtype}; wrap the optimizer in "
-            "with_masters, which updates in float32."
+            f"{rule}: {odd} is {params[odd].dtype} and its gradient {grads[odd].dtype}; wrap the optimizer "
+            "in with_masters, which updates in float32."
         )
 
 
@@ -247,13 +280,3 @@ def _moments(params: Params) -> Moments:
 
     counts = {n: torch.zeros((), dtype=torch.float32, device=p.device) for n, p in params.items()}
     return Moments(first=zeros(), second=zeros(), count=counts)
-
-
-def _wide(values: Tensor) -> Tensor:
-    """Return the values in float32 or better."""
-    return values.to(_wide_type(values))
-
-
-def _wide_type(values: Tensor) -> torch.dtype:
-    """Return the dtype of the values, or float32 where that is wider."""
-    return torch.promote_types(values.dtype, torch.float32)

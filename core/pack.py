@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from core import record
-from core.plan import prefix_tree, sample
+from core import record, whole
+from core.plan import prefix_tree, sample, spans
 
 
 @record.record
@@ -123,7 +123,8 @@ class Pack:
         depths: position of each node in its sequences.
         ends: one past the last descendant: node j is an ancestor of i, or i itself, exactly when `j <= i <
             ends[j]`.
-        table: attention as blocks, on the host, `[blocks, 5]`: (causal, query start, stop, key start, stop).
+        table: attention as blocks, on the host, `[blocks, 5]`: (kind, query start, stop, key start, stop),
+            with the kinds of `core.plan.spans`.
         edge_nodes: the node that predicts, in ascending order.
         edge_tokens: the token that it predicts.
         edge_targets: the node of that token.
@@ -193,7 +194,12 @@ class Counts:
 
 def count(samples: Sequence[sample.Sample]) -> Counts:
     """Count what the totals of a step need, over all its samples, whatever rank or pack they go to."""
-    mismatched = [bool(s.columns.get("mismatched", 0.0)) for s in samples]
+    marks = [s.columns.get("mismatched", 0.0) for s in samples]
+    odd = next((i for i, mark in enumerate(marks) if np.ndim(mark) or mark not in (0, 1)), None)
+    if odd is not None:
+        told = f"sample {odd} of the step has mismatched {marks[odd]}"
+        raise ValueError(f"{told}; 1 (yes) or 0 (no) is wanted.")
+    mismatched = [bool(mark) for mark in marks]
     trained = np.array([int(s.trained.sum()) for s in samples], dtype=np.int64)
     terms = np.where(mismatched, 0, trained)
     pairs = _pairs(samples)
@@ -238,11 +244,16 @@ def build(
         device: where the tensors live; the attention table stays on the host.
 
     Raises:
-        ValueError: the budget is below 1.
+        ValueError: the budget is no whole number from 1 up, the dtype holds no fractions, samples have other
+            columns than each other, or there is more in the pack than was counted in the step.
     """
+    if not dtype.is_floating_point:
+        raise ValueError(f"columns of {dtype} were asked for; a floating point dtype is wanted.")
+    sample.check_columns(samples)
     tree = prefix_tree.build([s.tokens for s in samples], keys=[s.share for s in samples], share=share)
     nodes, offsets = prefix_tree.paths(tree)
     trained = np.concatenate([s.trained for s in samples]) if samples else np.zeros(0, np.bool_)
+    _check_counts(samples, counts)
     rows = nodes[trained]
     targets, term_targets = np.unique(rows, return_inverse=True)
     order = np.argsort(tree.parents[targets], kind="stable")
@@ -329,19 +340,30 @@ def _batch(
     )
 
 
+def _check_counts(samples: Sequence[sample.Sample], counts: Counts) -> None:
+    """Refuse counts of another step, by which a loss would be divided."""
+    terms = sum(int(s.trained.sum()) for s in samples if not s.columns.get("mismatched", 0.0))
+    if terms > counts.terms:
+        raise ValueError(
+            f"counts tell of {counts.terms} trained tokens in the whole step, and this pack alone has "
+            f"{terms}; count all samples of the step: pack.count(samples)."
+        )
+
+
 def _blocks(tree: prefix_tree.PrefixTree) -> np.ndarray:
     """Write chains and rectangles into one table, the chains first: they start every query's softmax."""
-    chains = np.concatenate([np.ones((len(tree.chains), 1), np.int64), tree.chains, tree.chains], axis=1)
-    rectangles = np.concatenate([np.zeros((len(tree.rectangles), 1), np.int64), tree.rectangles], axis=1)
+    chains = np.concatenate([np.full((len(tree.chains), 1), spans.CAUSAL), tree.chains, tree.chains], axis=1)
+    rectangles = np.concatenate([np.full((len(tree.rectangles), 1), spans.DENSE), tree.rectangles], axis=1)
     return np.ascontiguousarray(np.concatenate([chains, rectangles]), dtype=np.int64)
 
 
 def _pieces(tree: prefix_tree.PrefixTree, budget: int | None) -> tuple[tuple[int, int], ...]:
     """Cut a forest over the budget; one span where all fits."""
     size = len(tree.tokens)
-    if budget is not None and budget < 1:
-        raise ValueError(f"a budget of {budget} nodes came; at least 1 is wanted, or None for no limit.")
-    return ((0, size),) if budget is None or size <= budget else prefix_tree.pieces(tree, budget)
+    if budget is None:
+        return ((0, size),)
+    budget = whole.number("a budget (None: no limit)", budget, least=1)
+    return ((0, size),) if size <= budget else prefix_tree.pieces(tree, budget)
 
 
 def _pairs(samples: Sequence[sample.Sample]) -> list[tuple[int, int]]:

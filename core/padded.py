@@ -17,9 +17,7 @@ import torch
 from torch import Tensor
 
 from core import pack
-from core.plan import batching, sample, sizes
-
-CAUSAL = 1
+from core.plan import batching, sample, sizes, spans
 
 
 def build(
@@ -86,11 +84,16 @@ def _side_by_side(
     def joined(name: str) -> Tensor:
         return torch.cat([getattr(part, name) + shift for part, shift in zip(parts, nodes, strict=False)])
 
+    # Blocks of nodes, not their kinds, move with the nodes; the chains of all come first.
+    table = joined("table")
+    table[:, 0] = torch.cat([part.table[:, 0] for part in parts])
+
     return attrs.evolve(
         whole,
         tokens=torch.cat([part.tokens for part in parts]),
         depths=torch.cat([part.depths for part in parts]),
         ends=joined("ends"),
+        table=table[table[:, 0].argsort(descending=True, stable=True)],
         edge_nodes=joined("edge_nodes"),
         edge_tokens=torch.cat([part.edge_tokens for part in parts]),
         edge_targets=joined("edge_targets"),
@@ -110,7 +113,7 @@ def _padded(each: pack.Pack, planned: sizes.Sizes, device: torch.device | str) -
     # A deeper chain than the true ones might leave the positions that the model holds.
     depths = torch.arange(room - nodes).clamp(max=each.max_depth)
     table = each.table.new_zeros(2 * room, each.table.shape[1])
-    own = torch.tensor([[CAUSAL, nodes, room, nodes, room]], dtype=table.dtype)
+    own = torch.tensor([[spans.CAUSAL, nodes, room, nodes, room]], dtype=table.dtype)
     blocks = torch.cat([own, each.table]) if nodes < room else each.table
     table[: len(blocks)] = blocks
     return attrs.evolve(

@@ -43,11 +43,6 @@ def runs(starts: Tensor, stops: Tensor) -> Runs:
     return Runs(nodes, length, None if whole else real, nodes if whole else nodes[real])
 
 
-def size(place: Place) -> int:
-    """Count the nodes."""
-    return place.stop - place.start if isinstance(place, slice) else len(place.own)
-
-
 def taken(heads: Tensor, place: Place) -> Tensor:
     """Take nodes out of `[batch, heads, nodes, ...]`; of runs `[batch * runs, heads, length, ...]`."""
     if isinstance(place, slice):

@@ -59,7 +59,8 @@ class Device:
         start_method: how child processes are started, since an accelerator does not survive a fork; None: as
             the platform does.
         hide: environment variables that keep a child process off the device.
-        memory: bytes that a run may use; None where nothing can be asked.
+        memory: bytes that this process may use when it starts, less what others hold where the device tells
+            that; None where nothing can be asked.
         start: makes it ready: takes the device, and returns what it is on this machine. Raises ValueError
             where it cannot be used, saying what to do.
         checks: looks at it, after `start`.

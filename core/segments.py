@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from core import pack
+from core import pack, precision
 
 
 def sample_sums(values: Float[Tensor, " terms"], batch: pack.Batch) -> Float[Tensor, " samples"]:
@@ -36,5 +36,5 @@ def last_rows(values: Float[Tensor, " terms"], batch: pack.Batch) -> Float[Tenso
 
 def _sums(values: Tensor, index: Tensor, size: int) -> Tensor:
     """Add rows up by index, in float32 or better."""
-    wide = values.to(torch.promote_types(values.dtype, torch.float32))
+    wide = precision.widened(values)
     return wide.new_zeros(size).index_add(0, index, wide)

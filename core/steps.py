@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from core import algorithms, keys, metrics, optimizers, pack, ports, record
+from core import algorithms, keys, metrics, optimizers, pack, ports, precision, record
 
 Metrics = metrics.Metrics
 
@@ -62,16 +62,30 @@ def objective(
 
     Raises:
         ValueError: labels of single answers are other numbers than 1 and 0; when called, if the loss returned
-            anything but values on an axis of the batch and metrics.
+            anything but values on an axis of the batch and metrics, or lets no gradient through.
     """
     if algorithm.rows == "unpaired":
         _check_labels(batch.samples.columns)
 
     def loss(scores: pack.Scores) -> tuple[Float[Tensor, ""], Metrics]:
         values, watched = _returned(algorithm.loss(scores, batch, **carry), batch)
-        return algorithm.reduce(values, batch), metrics.collect(watched)
+        value = algorithm.reduce(values, batch)
+        flows = torch.is_grad_enabled() and any(field.requires_grad for field in record.tree.leaves(scores))
+        if flows and len(scores.logprobs):
+            _check_flows(values, value)
+        return value, metrics.collect(watched)
 
     return loss
+
+
+def _check_flows(values: Tensor, value: Tensor) -> None:
+    """Refuse a loss that hangs on no score: nothing would be trained."""
+    if not value.requires_grad:
+        where = "the loss returned values" if not values.requires_grad else "reduce returned a number"
+        raise ValueError(
+            f"{where} that no gradient flows from to the scores, so nothing would be trained; one that hangs "
+            "on them was wanted: look for a detach, a no_grad, an item or a comparison."
+        )
 
 
 def _check_labels(columns: Mapping[str, Tensor]) -> None:
@@ -189,16 +203,25 @@ def synced(
     TR-DPO, Gorbatovski et al. 2024 (arXiv:2404.09656), the soft update; with alpha 1 the hard one.
 
     Args:
-        reference: its parameters; with `donate` they must not be used again.
+        reference: its parameters, in float32 or better; with `donate` they must not be used again.
         params: of the policy, under the same names.
         alpha: in [0, 1].
         donate: use the old reference's memory for the new one.
+
+    Raises:
+        ValueError: alpha is none, or one below 1 comes with parameters narrower than float32.
     """
     if not 0.0 <= alpha <= 1.0:
         raise ValueError(f"alpha is {alpha}; a number in [0, 1] is wanted: the part that the policy has.")
+    narrow = [n for n, p in reference.items() if p.dtype != precision.wide(p.dtype)]
+    if narrow and alpha < 1.0:
+        raise ValueError(
+            f"reference {narrow[0]} is {reference[narrow[0]].dtype}, which rounds small moves away; hold it "
+            "in float32, as in {n: precision.widened(p) for n, p in reference.items()}."
+        )
     new = dict(reference) if donate else {n: p.clone() for n, p in reference.items()}
     with torch.no_grad():
-        torch._foreach_lerp_(list(new.values()), [params[n] for n in new], alpha)
+        torch._foreach_lerp_(list(new.values()), [params[n].to(p.dtype) for n, p in new.items()], alpha)
     return new
 
 
@@ -223,7 +246,12 @@ def evaluate(
 
 
 def update(
-    optimizer: optimizers.Optimizer, state: TrainState, grads: ports.Params, *, donate: bool = False
+    optimizer: optimizers.Optimizer,
+    state: TrainState,
+    grads: ports.Params,
+    *,
+    donate: bool = False,
+    norm: Float[Tensor, ""] | None = None,
 ) -> TrainState:
     """Make one update of the parameters.
 
@@ -232,9 +260,11 @@ def update(
         state: before the update; with `donate` it must not be used again.
         grads: one for every parameter.
         donate: use the old state's memory for the new one.
+        norm: of the gradients, by `optimizer.norm`; None: measured where it is needed.
     """
+    rate = optimizer.rate(state.step)
     params, remembered = optimizer.update(
-        grads, state.optimizer, state.params, rate=optimizer.rate(state.step), donate=donate
+        grads, state.optimizer, state.params, rate=rate, donate=donate, norm=norm
     )
     return attrs.evolve(state, params=params, optimizer=remembered, step=state.step + 1)
 
@@ -265,17 +295,17 @@ def train_step(
     value, means, grads = loss_and_grad(
         model, algorithm, state.params, packs, key, carry=state.carry, ranks=ranks
     )
-    terms = packs[0].batch.totals.terms
+    terms, norm = packs[0].batch.totals.terms, optimizer.norm(grads)
     means = {
         **means,
         "loss": metrics.whole(value, terms),
-        **metrics.collect({"grad_norm": optimizer.norm(grads)}),
+        **metrics.collect({"grad_norm": norm}),
     }
     carry = state.carry
     if algorithm.next_carry is not None:
         # Before the update: what a caller's function raises must find the old state whole, donated or not.
         carry = algorithm.next_carry(carry, metrics.values(means))
-    return attrs.evolve(update(optimizer, state, grads, donate=donate), carry=carry), means
+    return attrs.evolve(update(optimizer, state, grads, donate=donate, norm=norm), carry=carry), means
 
 
 def _sloped(each: pack.Pack, loss: ports.Loss) -> pack.Pack:
@@ -290,7 +320,7 @@ def _sloped(each: pack.Pack, loss: ports.Loss) -> pack.Pack:
 
 def _add(sums: dict[str, Tensor], more: dict[str, Tensor]) -> dict[str, Tensor]:
     """Add gradients, in float32 or better, into the sums, whose memory is ours."""
-    more = {n: g.to(torch.promote_types(g.dtype, torch.float32)) for n, g in more.items()}
+    more = {n: precision.widened(g) for n, g in more.items()}
     if not sums:
         return more
     torch._foreach_add_([sums[n] for n in sums], [more[n] for n in sums])

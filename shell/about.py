@@ -15,9 +15,14 @@ ALGORITHMS = {
     "rloo": True,
     "distill": True,
 }
+# What others call an algorithm of its own.
+KINDRED = {
+    **{name: f"dpo --loss_type {name}" for name in ("ipo", "orpo", "cpo", "simpo")},
+    **{"gkd": "distill", "ppo": "grpo", "gspo": "grpo --loss_type gspo", "dapo": "grpo", "rm": "reward"},
+}
 # Any `module:name`: such an algorithm brings its loss and numbers, and reads options of data and rollouts.
 OWN = "own"
-# What it trains on, and the built-in algorithm whose defaults it takes where they hang on that.
+# What it trains on, and the built-in algorithm whose defaults it takes where they depend on that.
 KIN = {"text": "sft", "pairs": "dpo", "unpaired": "kto", "prompts": "grpo"}
 
 POLICY = ("grpo", "rloo")

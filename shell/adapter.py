@@ -18,7 +18,7 @@ DOWN = ".lora_A.weight"
 LORA = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_modules_to_save", "use_rslora")
 OWN = ("use_peft", *(name for name in LORA if name != "lora_dropout"))
 """What an adapter that is there decides."""
-Given = Mapping[str, entries.Entry]
+Given = entries.Given
 
 
 @attrs.frozen(kw_only=True)
@@ -110,9 +110,12 @@ def settled(chosen: options.Options, given: Given) -> options.Options:
             )
         made = opened(chosen)
     elif (start := hubs.folder(chosen.init_from)) is not None:
-        by, made = "init_from", attrs.evolve(chosen, init_from=str(start), **_own(read(start)))
+        made = attrs.evolve(chosen, init_from=str(start), **_own(read(start)), **_turned(chosen, start))
+        by = "init_from"
     else:
         return _apart(chosen, given)
+    if "rope_scaling" in given:
+        made = attrs.evolve(made, rope_scaling=chosen.rope_scaling)
     for name in OWN:
         value = getattr(made, name)
         if name in given and getattr(chosen, name) != value and not _yields(given, name, by):
@@ -151,6 +154,7 @@ def opened(chosen: options.Options) -> options.Options:
         init_from=str(folder),
         tokenizer=str(folder) if chosen.tokenizer is None and there else chosen.tokenizer,
         **_own(found),
+        **_turned(chosen, folder),
     )
 
 
@@ -200,6 +204,8 @@ def remarks(algorithm: str, chosen: options.Options, given: Given) -> list[str]:
     if idle and not chosen.use_peft:
         verb = "are" if len(idle) > 1 else "is"
         told.append(f"{', '.join(idle)} {verb} ignored: without use_peft there is no adapter.")
+    if chosen.use_peft and chosen.rope_scaling is not None and "rope_scaling" not in given:
+        told.append(f"rope_scaling is {chosen.rope_scaling}: adapter {chosen.init_from} has it by its run.")
     # Of a file that the command line's adapter outranks; of what that adapter is, its folder is the judge.
     for name in ("lora_r", "lora_alpha", "use_rslora"):
         came, now = given[name].read() if name in given else None, getattr(chosen, name)
@@ -230,6 +236,15 @@ def _own(found: Found) -> dict[str, Any]:
         "lora_target_modules": found.targets,
         "lora_modules_to_save": found.whole or None,
     }
+
+
+def _turned(chosen: options.Options, folder: pathlib.Path) -> dict[str, Any]:
+    """Return how the run that left an adapter scaled positions, which PEFT's format has no place for."""
+    file = folder.parent / "config.yaml"
+    if chosen.rope_scaling is not None or folder.name != "model" or not file.is_file():
+        return {}
+    told = {one.key: one.value for one in entries.from_file(str(file))}.get("rope_scaling")
+    return {"rope_scaling": told} if isinstance(told, Mapping) else {}
 
 
 def _yields(given: Given, name: str, other: str) -> bool:

@@ -9,6 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from adapters import compiling
 from core import advantages, metrics, ports
 from shell import mistake, prompts, rewards
 
@@ -85,13 +86,8 @@ def ask(
         Mistake: a reward function failed.
     """
     index, num = asking.ranks.index, asking.ranks.num
-    groups = asking.engine.generate(
-        params,
-        [row.tokens for row in rows[index::num]],
-        list(numbers[index::num]),
-        num_samples=num_samples,
-        sampling=asking.sampling,
-        key=key,
+    groups = drawn(
+        asking, params, rows[index::num], list(numbers[index::num]), num_samples=num_samples, key=key
     )
     completions = _gathered(groups, len(rows), num_samples, asking)
     repeated = [row for row in rows for _ in range(num_samples)]
@@ -107,6 +103,50 @@ def ask(
         extras=scored.extras,
         means=scored.means,
     )
+
+
+def drawn(
+    asking: Asking,
+    params: ports.Params,
+    rows: Sequence[prompts.Prompt],
+    numbers: Sequence[int],
+    *,
+    num_samples: int,
+    key: int,
+) -> Sequence[Sequence[ports.Completion]]:
+    """Draw completions of this rank's prompts.
+
+    Args:
+        asking: how.
+        params: the parameters to draw with.
+        rows: the prompts.
+        numbers: of the prompts; with the key they name the draws.
+        num_samples: completions of each.
+        key: names the draws.
+
+    Raises:
+        Mistake: the model gives no finite numbers to draw by, or completions do not fit the memory.
+    """
+    try:
+        return asking.engine.generate(
+            params,
+            [row.tokens for row in rows],
+            numbers,
+            num_samples=num_samples,
+            sampling=asking.sampling,
+            key=key,
+        )
+    except compiling.Unplanned:  # who planned the graphs tells of it
+        raise
+    except ValueError as problem:
+        raise mistake.Mistake(mistake.line(problem)) from problem
+    except (MemoryError, RuntimeError) as problem:
+        if isinstance(problem, RuntimeError) and "memory" not in str(problem):
+            raise
+        raise mistake.Mistake(
+            f"{len(rows) * num_samples} completions drawn at once do not fit the memory "
+            f"({mistake.line(problem)[:80]}); lower num_generations, batch_size or max_completion_length"
+        ) from problem
 
 
 def joined(several: Sequence[Answered]) -> Answered:
@@ -176,7 +216,9 @@ def measured(answered: Answered, functions: Sequence[rewards.Reward]) -> metrics
         "sampling/kept_mass/min": metrics.minimum(kept),
     }
     if functions:
-        found["reward"], found["reward_std"] = total, deviations
+        found["reward"], found["reward_std"] = metrics.mean(total), metrics.mean(deviations)
+        if total.isnan().any():  # every function abstained; of numbers that are none they are refused
+            found["rewards/abstained"] = metrics.Sum(total=float(total.isnan().sum()))
         found["frac_reward_zero_std"] = advantages.without_variance(total, groups)[first].double()
     for each, values in zip(functions, answered.parts.unbind(1), strict=True):
         found[f"rewards/{each.name}/mean"] = metrics.mean(values)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from core import algorithms
-from shell import config, jobs, mistake
+from shell import config, in_memory, jobs, mistake
 
-OWN = "custom:algorithm"
+OWN = config.CALLERS
 
 
 def train(algorithm: str | algorithms.Algorithm, **options: Any) -> pathlib.Path:
@@ -16,8 +16,9 @@ def train(algorithm: str | algorithms.Algorithm, **options: Any) -> pathlib.Path
 
     Args:
         algorithm: a built-in name, `module:name`, or an Algorithm of the caller's own.
-        options: as in docs/options.md, `model` and `dataset` and `output_dir` at least. `reward_funcs` may be
-            a function, or a list with functions in it.
+        options: as in docs/options.md, `model` and `dataset` and `output_dir` at least. `dataset` and
+            `eval_dataset` may be rows, in a list or a `datasets.Dataset`, which are written to
+            `output_dir/rows`. `reward_funcs` may be a function, or a list with functions in it.
 
     Returns:
         The output folder, with `model/`, `metrics.jsonl` and `run.json`; a dry run writes nothing.
@@ -30,9 +31,10 @@ def train(algorithm: str | algorithms.Algorithm, **options: Any) -> pathlib.Path
     if own is not None and not isinstance(own, algorithms.Algorithm):
         raise mistake.Mistake(f"algorithm is a {type(own).__name__}; a name or an Algorithm was wanted")
     functions, named = _functions(options.get("reward_funcs"))
-    word, given = OWN if own is not None else str(algorithm), {**options, **named}
-    command = config.fetched(lambda: config.from_values(word, given))
-    status = jobs.train(command, own, functions)
+    word = OWN if own is not None else str(algorithm)
+    with in_memory.named({**options, **named}) as given:
+        command = config.fetched(lambda: config.from_values(word, given))
+        status = jobs.train(command, own, functions)
     if status == 128 + signal.SIGINT:
         raise KeyboardInterrupt
     if status:

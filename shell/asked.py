@@ -7,21 +7,22 @@ from typing import Any
 
 import attrs
 
-from shell import config, entries, mistake, options, translate
+from shell import config, entries, mistake, options, outranked, translate
 
 # The algorithm whose options of rollouts these are.
 LIKE = "grpo"
 OWN = ("prompt", "prompts", "raw", "output")
 READ = (
     *("model", "revision", "trust_remote_code", "tokenizer", "chat_template", "chat_template_kwargs"),
-    *("dtype", "attn_implementation", "init_from", "device", "seed"),
+    *("dtype", "rope_scaling", "attn_implementation", "init_from", "device", "seed"),
     *("dataset", "dataset_config", "dataset_split", "task_options", "max_length"),
     *("num_generations", "max_completion_length", "temperature", "top_p", "top_k", "min_p"),
     *("cache_implementation", "compile"),
 )
 USUAL: Mapping[str, Any] = {"num_generations": 1, "max_completion_length": 256}
 """Where sampling differs from training when nobody says."""
-_LINE = 1  # the rank of what a command line says, over that of a file
+_ROWS = ("dataset", "dataset_config", "dataset_split", "task_options")
+_FILE, _LINE = entries.RANKS
 
 
 @attrs.frozen(kw_only=True)
@@ -62,7 +63,9 @@ def read(words: Sequence[str], folder: str) -> Asked:
     first = words[0].startswith("--")
     written = config.written(words if first else ["--model", *words])
     own = _own(written)
-    rest = [one for one in written if one.key not in OWN]
+    # A run's own file names its algorithm.
+    passed = [one for one in written if (one.key, one.rank) != ("algorithm", _FILE)]
+    rest = outranked.left([one for one in passed if one.key not in OWN])
     given, notes = translate.ours(LIKE, rest)
     unread = [(name, one) for name, one in given.items() if name not in READ]
     for name, one in unread:
@@ -75,6 +78,7 @@ def read(words: Sequence[str], folder: str) -> Asked:
         del kept["temperature"]
     texts = _texts(own, kept)
     if texts is not None:
+        kept = {n: one for n, one in kept.items() if n not in _ROWS or one.rank != _FILE}
         kept["dataset"] = entries.Entry(
             key="dataset", value=os.path.join(folder, "rows.jsonl"), where="--prompt"
         )
@@ -108,7 +112,9 @@ def _own(written: Sequence[entries.Entry]) -> dict[str, entries.Entry]:
 
 def _texts(own: Mapping[str, entries.Entry], kept: Mapping[str, entries.Entry]) -> tuple[str, ...] | None:
     """Return the prompts that were written out, None where rows of a dataset are asked for."""
-    named = [*(name for name in ("prompt", "prompts") if name in own), *({"dataset"} & kept.keys())]
+    found = {**{n: own[n] for n in ("prompt", "prompts") if n in own}, "dataset": kept.get("dataset")}
+    ranks = {name: one.rank for name, one in found.items() if one is not None}
+    named = [name for name, rank in ranks.items() if rank == max(ranks.values())]
     if len(named) != 1:
         came = "nothing" if not named else " and ".join(f"--{name}" for name in named)
         raise mistake.Mistake(
@@ -150,7 +156,14 @@ def _output(own: Mapping[str, entries.Entry]) -> pathlib.Path | None:
     path = pathlib.Path(str(one.value))
     if one.bare or path.suffix != ".jsonl":
         raise mistake.Mistake(f"{one.where}: {one.came()}; a .jsonl file was wanted.")
-    if path.exists() or not path.parent.is_dir():
-        why = "it is there already" if path.exists() else f"there is no folder {path.parent}"
+    why = "it is there already" if os.path.lexists(path) else _unwritable(path.parent)
+    if why:
         raise mistake.Mistake(f"{one.where}: {one.came()}, and {why}; name a new file.")
     return path
+
+
+def _unwritable(folder: pathlib.Path) -> str:
+    """Say why no file can be made in a folder, nothing where one can."""
+    if not folder.is_dir():
+        return f"there is no folder {folder}"
+    return "" if os.access(folder, os.W_OK) else f"{folder} cannot be written to"

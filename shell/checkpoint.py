@@ -125,7 +125,7 @@ def load(folder: pathlib.Path | str, *, check: bool = True) -> Saved:
     with states.reading(folder):
         state = json.loads((folder / STATE).read_text())
         for name in filter(_TENSORS.fullmatch, manifest["files"]):
-            tensors |= safetensors.torch.load_file(folder / name)
+            tensors |= states.aligned(safetensors.torch.load_file(folder / name))
         tensors |= {path: tensors[original] for path, original in state["aliases"].items()}
         ordered = {path: tensors[path] for path in state["paths"]}
         return Saved(step=manifest["step"], tensors=ordered, values=dict(state["values"]))

@@ -1,5 +1,6 @@
 """What the values of options must be, alone and together, told before anything heavy is imported."""
 
+import datetime
 import functools
 import importlib.util
 import math
@@ -9,15 +10,30 @@ import pathlib
 import types
 import typing
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import jsonargparse
 
-from shell import about, adapter, entries, loss_checks, mistake, options, rope, shape_checks, translate
+from shell import (
+    about,
+    adapter,
+    entries,
+    loss_checks,
+    mistake,
+    options,
+    rope,
+    shape_checks,
+    source_checks,
+    translate,
+)
 
-Given = Mapping[str, entries.Entry]
+Given = entries.Given
 
+LARGEST = 2**31 - 1
+"""Most of a whole number whose option says no other: beyond it sums and products leave what tables hold."""
+# What YAML writes; true and false are whole numbers.
+_PLAIN = (str, int, float, datetime.date, types.NoneType)
 _SCHEDULE = ("min_lr", "min_lr_rate")
 _NUMBERS = {bool, int, float}
 _NAMES = {
@@ -50,10 +66,9 @@ def typed(algorithm: str, name: str, entry: entries.Entry) -> Any:
         value = _parser(name).parse_object({name: came}, defaults=False)[name]
     except (jsonargparse.ArgumentError, ValueError, TypeError):
         raise _unfit(algorithm, name, entry) from None
-    if isinstance(value, tuple) and not all(_in_range(name, one) for one in value):
-        raise mistake.Mistake(f"{entry.where}: {entry.came()}; finite numbers were wanted.")
-    if (value is None and not _may_be_null(algorithm, name)) or not _in_range(name, value):
+    if value is None and not _may_be_null(algorithm, name):
         raise _unfit(algorithm, name, entry)
+    _fit(algorithm, name, entry, value)
     listed = options.known(name).choices
     if listed is not None:
         value = _chosen(algorithm, name, entry, value)
@@ -94,7 +109,7 @@ def together(algorithm: str, chosen: options.Options, given: Given) -> None:
     for check in (
         _blank,
         _needed,
-        _sources,
+        source_checks.check,
         _misplaced,
         _warmup,
         _schedule,
@@ -117,16 +132,6 @@ def together(algorithm: str, chosen: options.Options, given: Given) -> None:
             )
 
 
-def placed(chosen: options.Options) -> None:
-    """Refuse a training run that has nowhere to write.
-
-    Raises:
-        Mistake: output_dir is not set, and this is no dry run.
-    """
-    if chosen.output_dir is None and not chosen.dry_run:
-        raise mistake.Mistake("--output_dir: nothing came; a folder to write to, as in --output_dir out.")
-
-
 def read(algorithm: str, given: Given) -> None:
     """Refuse an option that the algorithm does not read.
 
@@ -140,6 +145,18 @@ def read(algorithm: str, given: Given) -> None:
             raise mistake.Mistake(
                 f"{entry.where}: {name} is not read by {algorithm}; leave it out ({readers} read it)."
             )
+
+
+def _fit(algorithm: str, name: str, entry: entries.Entry, value: Any) -> None:
+    """Refuse a number that is not finite or not within its option's limits, alone or in a list."""
+    high = options.known(name).high
+    if isinstance(value, tuple) and not all(_in_range(name, one) for one in value):
+        limit = "" if high is None else f", at most {high:g}"
+        raise mistake.Mistake(f"{entry.where}: {entry.came()}; finite numbers were wanted{limit}.")
+    if high is None and isinstance(value, int) and value > LARGEST:
+        raise mistake.Mistake(f"{entry.where}: {entry.came()}; at most {LARGEST} was wanted.")
+    if not _in_range(name, value):
+        raise _unfit(algorithm, name, entry)
 
 
 def _unfit(algorithm: str, name: str, entry: entries.Entry) -> mistake.Mistake:
@@ -192,7 +209,8 @@ def _chosen(algorithm: str, name: str, entry: entries.Entry, value: Any) -> Any:
     """Refuse a value that is not listed, and take a list of one for the one."""
     listed = (value,) if isinstance(value, str) else value or ()
     taken = options.choices(algorithm, name)
-    if any(one not in taken for one in listed) or (len(listed) > 1 and algorithm != "dpo"):
+    odd = len(listed) != 1 and algorithm != "dpo" and value is not None
+    if odd or any(one not in taken for one in listed):
         raise _unfit(algorithm, name, entry)
     return listed[0] if len(listed) == 1 else value
 
@@ -212,11 +230,27 @@ def _both(given: Given, first: str, second: str, why: str) -> mistake.Mistake:
 
 
 def _blank(chosen: options.Options, given: Given) -> None:
-    """Refuse text without a letter: as a path it would be the current folder."""
+    """Refuse text without a letter, as a path the current folder, and text that cannot be a name."""
     for name, entry in given.items():
         value = getattr(chosen, name)
         if isinstance(value, str) and not value.strip():
             raise mistake.Mistake(f"{entry.where}: {value!r} came; {options.known(name).text}.")
+        odd = next((one for one in _parts(value) if not isinstance(one, _PLAIN)), None)
+        if odd is not None:
+            raise mistake.Mistake(f"{entry.where}: {odd!r:.60} came; text, numbers or lists were wanted.")
+        if any(isinstance(one, str) and "\0" in one for one in _parts(value)):
+            raise mistake.Mistake(f"{entry.where}: {entry.came()}; text without NUL characters was wanted.")
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Give everything in a value that is neither a list nor a mapping, however deep."""
+    if isinstance(value, Mapping):
+        yield from _parts([*value, *value.values()])
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _parts(one)
+    else:
+        yield value
 
 
 def _needed(chosen: options.Options, given: Given) -> None:
@@ -229,37 +263,6 @@ def _needed(chosen: options.Options, given: Given) -> None:
     if chosen.streaming and chosen.max_steps is None:
         where = given["streaming"].where if "streaming" in given else "streaming"
         raise mistake.Mistake(f"{where}: a stream has no last row, and max_steps is not set; set max_steps.")
-
-
-def _sources(chosen: options.Options, given: Given) -> None:
-    """Check each entry of a list of datasets."""
-    for name in ("dataset", "eval_dataset"):
-        where = given[name].where if name in given else name
-        rows = _entries(getattr(chosen, name))
-        for row in rows:
-            _source(where, row)
-        weights = [row.get("weight") for row in rows]
-        if None in weights and any(weights):
-            raise mistake.Mistake(
-                f"{where}: some entries came with a weight and some without; all or none were wanted."
-            )
-
-
-def _source(where: str, row: Mapping[str, Any]) -> None:
-    """Check one entry that is a mapping."""
-    for key in row:
-        if key not in about.ENTRY:
-            hint = translate.hint(str(key), about.ENTRY)
-            raise mistake.Mistake(
-                f"{where}: {key!r} came in an entry; {', '.join(about.ENTRY)} were wanted.{hint}"
-            )
-    if not isinstance(row.get("path"), str):
-        raise mistake.Mistake(f"{where}: {row!r} came; an entry with a path was wanted.")
-    weight = row.get("weight")
-    if weight is None:
-        return
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
-        raise mistake.Mistake(f"{where}: weight {weight!r} came; a number above 0 was wanted.")
 
 
 def _misplaced(chosen: options.Options, given: Given) -> None:
@@ -338,29 +341,19 @@ def _evaluation(chosen: options.Options, given: Given) -> None:
             raise _both(given, "eval_strategy", "eval_dataset", "no evaluates nothing; keep one.")
         return
     told = given.get("eval_dataset")
-    own_split = any("split" in row for row in _entries(chosen.dataset))
-    if (told is None or told.read() is None) and (own_split or is_file(chosen.dataset)):
+    own_split = any("split" in row for row in source_checks.listed(chosen.dataset))
+    if (told is None or told.read() is None) and (own_split or source_checks.is_file(chosen.dataset)):
         name = next(name for name in ("eval_strategy", "eval_steps", "eval_on_start") if name in given)
         raise mistake.Mistake(
             f"{given[name].where}: dataset names no test split beside it; set eval_dataset."
         )
 
 
-def is_file(rows: about.Rows) -> bool:
-    """Say whether rows come from files that are named, which have no splits."""
-    return any(str(row.get("path", "")).endswith(about.FILES) for row in _entries(rows))
-
-
-def _entries(rows: about.Rows) -> list[dict[str, Any]]:
-    """Return the datasets of an option, each as a mapping."""
-    several = rows if isinstance(rows, tuple) else () if rows is None else (rows,)
-    return [row if isinstance(row, dict) else {"path": row} for row in several]
-
-
 def _best(chosen: options.Options, given: Given) -> None:
     """Take a best metric where there are metrics."""
     if chosen.metric_for_best_model and chosen.eval_strategy == "no":
-        raise _both(given, "metric_for_best_model", "eval_dataset", "nothing is evaluated; set eval_dataset.")
+        name = next(n for n in ("metric_for_best_model", "load_best_model_at_end") if n in given)
+        raise _both(given, name, "eval_dataset", "nothing is evaluated; set eval_dataset.")
     if chosen.greater_is_better is not None and not chosen.metric_for_best_model:
         raise _both(
             given, "greater_is_better", "metric_for_best_model", "the first is of the second; set both."

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import attrs
 import torch
 import transformers
 from torch import Tensor
@@ -13,16 +12,16 @@ from torch import Tensor
 from adapters import loading, peft_format, scalar_head, shapes, transformers_lm, tree_attention
 from core import algorithms, optimizers, ports, schedules
 from core.plan import cost
+from shell import adapter, folders, low_rank, methods, mistake, options, own, rope, states, tiny
 from shell import config as config_
-from shell import folders, low_rank, methods, mistake, options, own, rope, tiny
 
 OF_OTHER_HEADS = ("classifier_", "summary_", "seq_classif_", "qa_", "pooler_")
 # What is meant by each name, the first that a device has; kinds as in `tree_attention.KINDS`.
 ATTENTION: Mapping[str, tuple[str, ...]] = {
     "auto": (),
     "eager": ("mask",),
-    "sdpa": ("rectangles", "flash"),
-    "flash_attention_2": ("flash",),
+    "sdpa": ("blocks",),
+    "flash_attention_2": ("blocks",),
     "flex_attention": ("flex",),
 }
 
@@ -98,6 +97,20 @@ def dtype(chosen: options.Options, device: ports.Device) -> torch.dtype:
     return wanted
 
 
+def products(chosen: options.Options, device: ports.Device) -> torch.dtype:
+    """Return what products run in: parameters of float32 may leave them to bfloat16.
+
+    Args:
+        chosen: the options.
+        device: where they run.
+
+    Raises:
+        mistake.Mistake: the device lacks the parameters' dtype.
+    """
+    wanted = dtype(chosen, device)
+    return torch.bfloat16 if chosen.bf16 and wanted == torch.float32 else wanted
+
+
 def shape(
     chosen: options.Options, described: transformers.PretrainedConfig, wanted: torch.dtype
 ) -> cost.ModelShape:
@@ -159,12 +172,22 @@ def _config(chosen: options.Options) -> transformers.PretrainedConfig:
         )
     except Exception as problem:  # whatever the files of others make transformers raise
         where = "folder" if pathlib.Path(path).exists() else "folder or hub id"
-        inside = pathlib.Path(path) / "model"
-        todo = f"did you mean {inside}?" if _is_model(inside) else "name one with --model"
         raise mistake.Mistake(
             f"model {path} cannot be loaded: no {where} with a model that transformers knows "
-            f"({folders.first_line(problem)}); {todo}"
+            f"({folders.first_line(problem)}); {_instead(pathlib.Path(path))}"
         ) from problem
+
+
+def _instead(folder: pathlib.Path) -> str:
+    """Say what to name in the place of a folder that is none of a model."""
+    if _is_model(folder / "model"):
+        return f"did you mean {folder / 'model'}?"
+    trained = states.run_options(folder)
+    if trained is None:
+        return "name one with --model"
+    if trained.get("use_peft"):
+        return "it is a checkpoint of an adapter, and model/ is written when its run ends"
+    return f"it is a checkpoint: say --model {trained.get('model')} --init_from {folder}"
 
 
 def _is_model(folder: pathlib.Path) -> bool:
@@ -204,6 +227,12 @@ def attention(chosen: options.Options, device: ports.Device) -> str:
     return next((kind for kind in device.attention if kind in meant), device.attention[0])
 
 
+def checkpointing(chosen: options.Options, device: ports.Device) -> cost.Checkpointing:
+    """Return what the backward makes again: attention can be kept where it runs in blocks alone."""
+    asked = chosen.gradient_checkpointing
+    return asked if attention(chosen, device) == "blocks" else bool(asked)
+
+
 def data_seed(chosen: options.Options) -> int | None:
     """Return the seed of the order of rows, None when they are taken as they come."""
     if not chosen.shuffle_dataset:
@@ -226,7 +255,7 @@ def max_length(
         return holds if wanted is None else wanted
     why = " (beyond it positions turn by the longest sequence of a pack)"
     why = why if loading.max_length(described) else ""
-    if "max_length" in command.given:
+    if options.asked(command.algorithm, command.options, command.given, "max_length"):
         raise mistake.Mistake(
             f"max_length {wanted} came; model {command.options.model} holds {holds}{why}: lower it"
         )
@@ -265,26 +294,37 @@ def model(
     Raises:
         mistake.Mistake: it cannot be loaded, or cannot be trained on trees.
     """
+    wanted, run = dtype(chosen, device), products(chosen, device)
     modes = {
         "attention": attention(chosen, device),
+        "autocast": None if run == wanted else run,
         "price": device.price,
         "dropout": training and not chosen.disable_dropout,
         "gradient_checkpointing": training and chosen.gradient_checkpointing,
         "activation_offloading": training and chosen.activation_offloading,
         "feed_forward_chunk": chosen.chunk_size_feed_forward,
     }
-    wanted = dtype(chosen, device)
+    _check_head(chosen, scalar=scalar)
     try:
         if chosen.model == "tiny":
             module: Any = _tiny(chosen, wanted, scalar=scalar)
             made, params = loading.bind(module, device=device.type, **modes)
         else:
             made, params = _load(chosen, wanted, device, scalar=scalar, **modes)
-        if chosen.bf16 and wanted == torch.float32:
-            made = attrs.evolve(made, autocast=torch.bfloat16)
         return low_rank.beside(chosen, made, params, training=training)
     except (OSError, ValueError) as problem:
         raise mistake.Mistake(f"model {chosen.model}: {folders.first_line(problem)}") from problem
+
+
+def _check_head(chosen: options.Options, *, scalar: bool) -> None:
+    """Refuse a reward model where one that writes is wanted: its head over the vocabulary is not trained."""
+    adapter.check_kind(chosen, scalar=scalar)
+    kinds = () if scalar or chosen.model == "tiny" else _config(chosen).architectures or ()
+    if any(kind.endswith("ForSequenceClassification") for kind in kinds):
+        raise mistake.Mistake(
+            f"model {chosen.model} is a reward model ({kinds[0]}), which writes nothing; name a language "
+            "model, or evaluate it with --algorithm reward"
+        )
 
 
 def _load(
@@ -320,7 +360,7 @@ def _tiny(chosen: options.Options, wanted: torch.dtype, *, scalar: bool) -> tran
 
 
 def _holds(described: transformers.PretrainedConfig) -> int | None:
-    """Return the positions that a model was made for, and of these as many as do not hang on each other."""
+    """Return the positions that a model was made for, and of these as many as do not depend on each other."""
     text = described.get_text_config()
     made = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
     return min((number for number in (made, loading.max_length(described)) if number), default=None)

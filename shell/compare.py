@@ -83,10 +83,10 @@ def read(folder: pathlib.Path) -> Ended:
 
 def differing(first: Ended, second: Ended) -> list[str]:
     """Name the options that change a result and are not the same."""
-    names = [name for name in options.FIELDS if options.known(name).result]
-    odd = [name for name in names if first.asked.get(name) != second.asked.get(name)]
-    lines = [f"  {name}: {first.asked.get(name)} and {second.asked.get(name)}" for name in odd]
-    return ["not one job, since these differ:", *lines, ""] if odd else []
+    a, b = ({"algorithm": one.facts.get("algorithm"), **one.asked} for one in (first, second))
+    names = ["algorithm", *(name for name in options.FIELDS if options.known(name).result)]
+    lines = [f"  {name}: {a.get(name)} and {b.get(name)}" for name in names if a.get(name) != b.get(name)]
+    return ["not one job, since these differ:", *lines, ""] if lines else []
 
 
 def table(first: Ended, second: Ended) -> list[str]:
@@ -131,6 +131,12 @@ def _reached(name: str, scale: float = 1.0) -> Callable[[Ended], float | None]:
     return value
 
 
+def _on_device(one: Ended) -> float | None:
+    """Return the most that the device's allocator gave out; None where nobody asked (memory_report)."""
+    found = one.facts.get("memory", {}).get("reached", {})
+    return found["peak_bytes"] / 2**30 if "allocator" in found.get("how", "") else None
+
+
 def _seconds(*parts: str) -> Callable[[Ended], float | None]:
     """Return what adds up the seconds of some parts of a run."""
     return lambda one: sum(one.facts.get("wall_seconds", {}).get(part, 0.0) for part in parts)
@@ -144,6 +150,7 @@ FIGURES: Mapping[str, Callable[[Ended], float | None]] = {
     "seconds before the first step": _seconds("preparing", "loading"),
     "seconds in steps": _seconds("steps"),
     "peak memory of the process, GiB": _reached("peak_memory_bytes", 2**-30),
+    "peak memory of the device, GiB": _on_device,
     "cost per million trained tokens": _reached("cost_per_million_trained_tokens"),
     "last loss": lambda one: one.losses[max(one.losses)] if one.losses else None,
 }

@@ -43,7 +43,7 @@ def complete(asked: asked_.Asked, folder: str) -> int:
     chosen, display = asked.command.options, progress.Display()
     for note in asked.command.notes:
         display.note(note)
-    device = prepare.device(chosen.device, display, chosen.attn_implementation)
+    device = prepare.device(chosen, display)
     rows, tokenizer = _rows(asked, pathlib.Path(folder), display)
     shape = choose.shape(chosen, choose.config(chosen), choose.dtype(chosen, device))
     feed.check_vocabulary(rows.tokens, shape.vocab)
@@ -76,9 +76,7 @@ def _drawn(
     for start in range(0, len(rows), step):
         numbers = range(start, min(start + step, len(rows)))
         now = [rows.row(number) for number in numbers]
-        groups = asking.engine.generate(
-            params, [one.tokens for one in now], numbers, num_samples=size, sampling=asking.sampling, key=key
-        )
+        groups = answers.drawn(asking, params, now, numbers, num_samples=size, key=key)
         for number, prompt, group in zip(numbers, now, groups, strict=True):
             yield number, [_told(prompt, one, asking.tokenizer) for one in group]
 

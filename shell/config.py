@@ -12,9 +12,23 @@ from typing import Any
 
 import attrs
 
-from shell import about, adapter, checks, entries, hubs, manual, mistake, options, rollout_checks, translate
+from shell import (
+    about,
+    adapter,
+    checks,
+    entries,
+    hubs,
+    manual,
+    mistake,
+    options,
+    rollout_checks,
+    source_checks,
+    translate,
+)
 from shell.options import Options
 
+CALLERS = "custom:algorithm"
+"""The name of an Algorithm that is handed over in Python; no file can name it."""
 _OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -119,6 +133,18 @@ def to_yaml(chosen: Options) -> str:
     return entries.dump(kept)
 
 
+def to_file(command: Command, max_length: int | None) -> str:
+    """Write what ran as a file that training and evaluation read back: its algorithm stands in it, too.
+
+    Args:
+        command: what was asked for.
+        max_length: most tokens of a sequence, as the model holds it.
+    """
+    named = {} if command.algorithm == CALLERS else {"algorithm": command.algorithm}
+    ran = attrs.evolve(command.options, max_length=max_length)
+    return (entries.dump(named) if named else "") + to_yaml(ran)
+
+
 def plain(chosen: Options) -> dict[str, Any]:
     """Return options by name, as YAML holds them."""
     return {
@@ -172,7 +198,7 @@ def resolved(word: str, written: Sequence[entries.Entry]) -> Command:
         Mistake: as `parse`.
     """
     algorithm = _algorithm(word)
-    given, notes = translate.ours(algorithm, written)
+    given, notes = translate.ours(algorithm, _agreeing(algorithm, written))
     checks.read(algorithm, given)
     values = {name: options.default(algorithm, name) for name in options.FIELDS}
     asked = {name: entry for name, entry in given.items() if options.reads(algorithm, name)}
@@ -217,6 +243,14 @@ def settled(command: Command, kin: str) -> Command:
     )
 
 
+def _agreeing(algorithm: str, written: Sequence[entries.Entry]) -> list[entries.Entry]:
+    """Leave out the algorithm that a run's own file names, which must be the one that is asked for."""
+    for one in written:
+        if one.key == "algorithm" and one.value != algorithm:
+            raise mistake.Mistake(f"{one.where}: {one.came()}, and {algorithm} is asked for; keep one.")
+    return [one for one in written if one.key != "algorithm"]
+
+
 def _under(algorithm: str, chosen: Options, given: Mapping[str, entries.Entry]) -> Options:
     """Give what nobody set the default that it has under the loss that was asked for."""
     free = [name for name in options.FIELDS if name not in given and options.reads(algorithm, name)]
@@ -237,9 +271,11 @@ def _derived(chosen: Options, given: Mapping[str, entries.Entry]) -> Options:
         settled["eval_dataset"] = chosen.dataset
     rows = settled.get("eval_dataset", chosen.eval_dataset)
     if rows is not None and chosen.eval_split is None:
-        settled["eval_split"] = "train" if checks.is_file(rows) else "test"
+        settled["eval_split"] = "train" if source_checks.is_file(rows) else "test"
     if chosen.save_strategy != "steps" and "save_steps" not in given:
         settled["save_steps"] = None
+    if chosen.load_best_model_at_end and chosen.metric_for_best_model is None:
+        settled["metric_for_best_model"] = "loss"
     return adapter.settled(attrs.evolve(chosen, **settled), given)
 
 
@@ -260,7 +296,8 @@ def _algorithm(word: str) -> str:
         raise mistake.Mistake(
             f"algorithm {word!r}: it is not built yet; {options.names()} or module:name was wanted."
         )
-    hint = translate.hint(word, about.ALGORITHMS, " See --help.")
+    near = about.KINDRED.get(word.lower())
+    hint = f" Did you mean {near}?" if near else translate.hint(word, about.ALGORITHMS, " See --help.")
     raise mistake.Mistake(
         f"algorithm {word!r}: it does not exist; one of {options.names()} or module:name was wanted.{hint}"
     )

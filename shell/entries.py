@@ -47,6 +47,10 @@ class Entry:
         return f"{text if len(text) <= 60 else text[:57] + '...'} came"
 
 
+Given = Mapping[str, Entry]
+"""What was set, by the option's name."""
+
+
 def read(text: str) -> Any:
     """Return a word as YAML reads it, as it is where that cannot be."""
     try:
@@ -131,6 +135,8 @@ def _grouped(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
             if key:
                 yield key, values
             key, equals, rest = word[2:].partition("=")
+            if not key.strip():
+                raise mistake.Mistake(f"{word!r}: it names no option; --key value was wanted.")
             values = [rest] if equals else []
         elif not key:
             raise mistake.Mistake(f"{word!r}: it belongs to no option; --key value was wanted.")

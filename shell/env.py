@@ -136,7 +136,7 @@ def _device(pick: Any, self_test: Any) -> Report:
     try:
         device = pick.device()
         if self_test is not None:
-            device, notes = self_test.tested(device)
+            device, notes = self_test.tested(device, device.dtype)
     except ValueError as problem:  # an accelerator that is there and cannot be used is what the report is for
         return {"device": {"picked": "none", "fault": str(problem)}}
     memory = device.memory()

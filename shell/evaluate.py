@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from shell import about, adapter, checks, config, entries, entry, keys, mistake, options, translate
+from shell import about, checks, config, entries, entry, mistake, options, outranked, translate
 
 REFUSED = {
     "streaming": "evaluation reads every row once, so they are read whole",
@@ -20,14 +20,14 @@ REFUSED = {
 # What only training reads; its file may serve evaluation too, so it is told and not refused.
 TRAINING = {
     *("output_dir", "max_steps", "num_train_epochs", "resume", "save_strategy", "save_steps"),
-    *("save_total_limit", "metric_for_best_model", "greater_is_better", "logging_steps", "eval_strategy"),
+    *("save_total_limit", "metric_for_best_model", "load_best_model_at_end", "greater_is_better"),
+    *("logging_steps", "eval_strategy"),
     *("eval_steps", "eval_on_start", "eval_dataset", "eval_split", "report_to", "price_per_hour"),
     *("shuffle_dataset", "data_seed", "disable_dropout", "gradient_checkpointing", "activation_offloading"),
     *("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "fsdp"),
-    "precompute_ref_log_probs",
+    *("precompute_ref_log_probs", "memory_report", "count_signatures"),
+    *("dynamic_sampling", "num_iterations", "steps_per_generation", "num_generations"),
 }
-# What more of it those do not read whose completions are judged by rewards alone.
-GENERATING = {"dynamic_sampling", "num_iterations", "steps_per_generation", "num_generations"}
 USAGE = "python -m shell.evaluate MODEL [--algorithm NAME] --dataset DATASET [--key value ...]"
 HELP = f"""usage: {USAGE}
 
@@ -40,7 +40,8 @@ its model/. Of grpo and rloo, prompts are completed, once each and always with t
 reward_funcs.
 
 The other keys are those of `python -m shell.train NAME`; see its --help. What only training reads is named
-and ignored, so that a run's own config.yaml serves: --config OUT/config.yaml."""
+and ignored, so that a run's own config.yaml serves: --config OUT/config.yaml. Its eval_dataset, where it has
+one, is what is evaluated on, unless --dataset says other rows."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,27 +80,14 @@ def _command(words: Sequence[str]) -> config.Command:
         if not isinstance(one.value, str) or one.bare:
             raise mistake.Mistake(f"{one.where}: {one.came()}; {options.names()} or module:name was wanted.")
     word = max(named, key=lambda one: one.rank).value if named else "sft"
-    asked = _of_model([one for one in written if one.key != "algorithm"])
+    asked = outranked.left([one for one in written if one.key != "algorithm"])
     _refuse(word, translate.ours(word, asked)[0])
-    return config.resolved(word, asked)
-
-
-def _of_model(written: Sequence[entries.Entry]) -> list[entries.Entry]:
-    """Leave out what a file says of the weights that its run began with, where a command names others."""
-    of_file, told = ({_name(one): one for one in written if one.rank == rank} for rank in entries.RANKS)
-    if "model" not in told:
-        return list(written)
-    left = {"init_from", "revision"}
-    if "model" in of_file and of_file["model"].value == told["model"].value:
-        left.remove("revision")
-    if "init_from" not in told:  # which weights these are put on hangs on the adapter of the file
-        left |= {*adapter.OWN}
-    return [one for one in written if one.rank == told["model"].rank or _name(one) not in left]
-
-
-def _name(one: entries.Entry) -> str:
-    """Return the option that a key stands for."""
-    return keys.RUN[one.key].name if one.key in keys.RUN else one.key
+    held = outranked.held_out(asked)
+    command = config.resolved(word, held)
+    if held == asked:
+        return command
+    note = f"the rows are eval_dataset {command.options.dataset} of the file, {command.options.dataset_split}"
+    return attrs.evolve(command, notes=(*command.notes, note))
 
 
 def _refuse(algorithm: str, given: Mapping[str, entries.Entry]) -> None:
@@ -112,10 +100,8 @@ def _refuse(algorithm: str, given: Mapping[str, entries.Entry]) -> None:
 def _is_unread(command: config.Command, name: str) -> bool:
     """Say whether an option changes nothing about an evaluation."""
     group = options.known(name).group
-    by_rewards = command.algorithm in about.POLICY
-    return (
-        group == "optimizer" or name in TRAINING or (by_rewards and (group == "loss" or name in GENERATING))
-    )
+    by_rewards = command.algorithm in about.POLICY  # no loss is computed then
+    return group == "optimizer" or name in TRAINING or (by_rewards and group == "loss")
 
 
 if __name__ == "__main__":

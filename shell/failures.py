@@ -19,7 +19,7 @@ import safetensors
 import safetensors.torch
 
 from core import algorithms, check
-from shell import buffer, mistake
+from shell import buffer, files, mistake
 
 KIND = "espalier.failure"
 FORMAT = 1
@@ -40,7 +40,7 @@ def save(failure: check.Failure, path: str | os.PathLike[str]) -> None:
         "seed": failure.seed,
         "samples": values,
     }
-    safetensors.torch.save_file(tensors, os.fspath(path), metadata={KIND: json.dumps(told)})
+    files.replace(pathlib.Path(path), safetensors.torch.save(tensors, metadata={KIND: json.dumps(told)}))
 
 
 def load(path: str | os.PathLike[str]) -> check.Failure:

@@ -213,6 +213,7 @@ def packs(
     sizes: sizes_.Sizes | None = None,
     counts: pack.Counts | None = None,
     ranks: ports.Ranks = ports.ALONE,
+    own: Sequence[Sequence[int]] | None = None,
 ) -> list[pack.Pack]:
     """Plan a step and build this rank's packs.
 
@@ -228,18 +229,38 @@ def packs(
         sizes: what forwards are padded to; None: nothing is.
         counts: totals that the loss divides by; None: those of these samples.
         ranks: who shares the step.
+        own: what `members` planned, for who asks for both; None: it is planned here.
     """
     counts = pack.count(samples) if counts is None else counts
+    if own is None:
+        own = members(samples, algorithm, budget=budget, share=share, shape=shape, ranks=ranks)
+    options = {"needs": needs, "share": share, "dtype": dtype, "device": device}
+    parts = ([samples[i] for i in numbers] for numbers in own)
+    if sizes is None:
+        return [pack.build(each, counts, budget=budget, **options) for each in parts]
+    most = min(budget, sizes.nodes[-1])
+    check_lengths(max((len(one.tokens) for one in samples), default=0), most)
+    return [padded.build(each, counts, planned=sizes, budget=most, **options) for each in parts]
+
+
+def members(
+    samples: Sequence[sample.Sample],
+    algorithm: algorithms.Algorithm,
+    *,
+    budget: int,
+    share: bool,
+    shape: cost.ModelShape,
+    ranks: ports.Ranks = ports.ALONE,
+) -> Sequence[Sequence[int]]:
+    """Plan a step: which of the samples each of this rank's packs has.
+
+    Args:
+        samples, algorithm, budget, share, shape, ranks: as in `packs`.
+    """
     plan = batching.assign(
         samples, budget=budget, couples=algorithm.couples, num_ranks=ranks.num, share=share, shape=shape
     )
-    options = {"needs": needs, "share": share, "dtype": dtype, "device": device}
-    own = ([samples[i] for i in members] for members in plan[ranks.index])
-    if sizes is None:
-        return [pack.build(each, counts, budget=budget, **options) for each in own]
-    most = min(budget, sizes.nodes[-1])
-    check_lengths(max((len(one.tokens) for one in samples), default=0), most)
-    return [padded.build(each, counts, planned=sizes, budget=most, **options) for each in own]
+    return plan[ranks.index]
 
 
 def check_lengths(longest: int, budget: int) -> None:

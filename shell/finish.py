@@ -1,60 +1,71 @@
 """What a run leaves when it ends: `model/`, the facts of run.json, a last line."""
 
-import json
-import os
 import pathlib
-import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 import safetensors
+import torch
 
 from adapters import compiling, transformers_lm
-from shell import chat, choose, env, files, graphs, log, loop, low_rank, mistake, plan, prepare, progress
+from shell import (
+    best,
+    chat,
+    choose,
+    env,
+    files,
+    graphs,
+    loop,
+    low_rank,
+    mistake,
+    places,
+    plan,
+    prepare,
+    progress,
+)
 
 
-def write_model(job: loop.Job, tokenizer: Any, params: Mapping[str, Any]) -> None:
+def write_model(
+    job: loop.Job, tokenizer: Any, params: Mapping[str, Any], note: Callable[[str], None] = lambda text: None
+) -> None:
     """Write `model/` aside and put it in place whole.
 
     Args:
         job: what was run.
         tokenizer: saved beside the weights, with the chat template that was trained.
         params: the trained parameters.
+        note: told where a folder of other files is now, that stood in its place, and of weights that broke.
 
     Raises:
         mistake.Mistake: it cannot be written; what was there before is still there.
     """
-    aside, place = job.folder / ".model.partial", job.folder / "model"
-    shutil.rmtree(aside, ignore_errors=True)
-    os.umask(mask := os.umask(0))
+    place = job.folder / "model"
+    odd = [name for name, param in params.items() if not bool(torch.isfinite(param).all())]
+    if odd:
+        note(
+            f"{len(odd)} of {len(params)} parameters in {place} hold numbers that are not finite, "
+            f"{odd[0]} first: the model is broken; lower learning_rate"
+        )
+    if job.model.scalar:
+        # Its own class finds the last token of a row by skipping this one, so no row may end in it.
+        tokenizer.pad_token_id = job.model.module.config.pad_token_id = chat.spare_id(tokenizer)
     try:
-        if job.model.scalar:
-            # Its own class finds the last token of a row by skipping this one, so no row may end in it.
-            tokenizer.pad_token_id = job.model.module.config.pad_token_id = chat.spare_id(tokenizer)
-        low_rank.write(job.model, params, aside, job.command.options, tokenizer)
-        for path in aside.iterdir():
-            path.chmod(0o666 & ~mask)  # safetensors keeps others out, such as a server of another user
-            files.sync(path)
-        shutil.rmtree(place, ignore_errors=True)
-        aside.rename(place)
-        files.sync_folder(job.folder)
+        with files.whole(place) as made:
+            low_rank.write(job.model, params, made, job.command.options, tokenizer)
+            if place.is_dir() and not _names(place) <= _names(made):
+                moved = places.set_aside(place)
+                note(f"{place} held other files than a model of this run; it is now {moved.name}")
     except (OSError, safetensors.SafetensorError) as problem:
         raise mistake.Mistake(
             f"model cannot be written to {place} ({getattr(problem, 'strerror', None) or problem}); "
             "checkpoints are untouched: make room and run the same command again"
         ) from problem
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
-def is_finished(folder: pathlib.Path, step: int) -> bool:
-    """Say whether a run ended at a step with its model written whole."""
-    try:
-        facts = json.loads((folder / log.RUN).read_text())
-    except (OSError, ValueError):
-        return False
-    return bool(facts.get("finished")) and facts.get("step") == step and (folder / "model").is_dir()
+def _names(folder: pathlib.Path) -> set[str]:
+    """Return the names of what is below a folder."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
 
 
 def facts(
@@ -67,6 +78,7 @@ def facts(
     rows = {"train": ready.rows.counts, "eval": ready.held_out.counts if ready.held_out else None}
     return {
         "algorithm": ready.command.algorithm,
+        "max_length_asked": ready.command.options.max_length,
         "environment": env.report(),
         "device": ready.device.name,
         "ranks": ready.ranks.num,
@@ -77,16 +89,17 @@ def facts(
     }
 
 
-def tell(folder: pathlib.Path, run: loop.Run, display: progress.Display, stop: int) -> None:
+def tell(job: loop.Job, run: loop.Run, display: progress.Display, stop: int) -> None:
     """Say at the end where things are.
 
     Args:
-        folder: the output folder.
-        run: where the run stands.
+        job: what was run.
+        run: where it stands.
         display: told.
         stop: the signal that ended it, 0 when it is done.
     """
     if stop:
         display.note(f"stopped after step {run.state.step}; the same command goes on from there")
     else:
-        display.note(f"done: {run.state.step} steps; the model is in {folder / 'model'}")
+        told = best.told(job, run)
+        display.note(f"done: {run.state.step} steps; the model is in {job.folder / 'model'}{told}")

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from adapters import live, lora, static_cache, transformers_lm
-from core import optimizers, ports, record
+from adapters import live, lora, sampling, static_cache, transformers_lm
+from core import metrics, optimizers, ports, record
 from core.plan import cost, memory
-from shell import feed, generate, mistake, options, rounds
+from shell import choose, feed, generate, mistake, options, rounds
 
 RESERVE = 0.4  # of the device's memory: the estimate knows neither allocator nor neighbors
 FALLBACK_BUDGET = 16384
@@ -28,6 +28,7 @@ NAMES = {
     "head": "head",
     "keys_values": "keys and values",
     "gathered": "gathered parameters",
+    "packed": "weights to draw with",
     "step": "all that steps make",
 }
 """What the parts of `core.plan.memory` are called in a table."""
@@ -47,46 +48,60 @@ def levers(
         beside: frozen models that are held too.
         adapter: what one trains; None: the model's own parameters are trained.
     """
+    num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    # As the sampler packs: what one wave draws alone is worth it or not, several together more so.
+    narrow = device.type != "cpu" or choose.products(chosen, device) != torch.float32
+    steps = chosen.max_completion_length or 0
     return memory.Levers(
+        packed=0 if narrow or steps < sampling.WORTH_PACKING else sampling.PACKING_BYTES,
         adapter=None if adapter is None else adapter.num,
         head_columns=0 if adapter is None else adapter.head_columns,
-        checkpointing=chosen.gradient_checkpointing,
+        checkpointing=choose.checkpointing(chosen, device),
         chunk=chosen.chunk_size_feed_forward,
         offloaded=chosen.activation_offloading and device.type != "cpu",
-        num_shards=int(os.environ.get("WORLD_SIZE", "1")) if chosen.fsdp else 1,
+        num_shards=num_ranks if chosen.fsdp else 1,
+        summed=num_ranks > 1 and not chosen.fsdp,
         clipped=chosen.max_grad_norm > 0,
         beside=sum(each.parameters * each.element_bytes for each in beside if each is not None),
     )
 
 
 def budget(
-    shape: cost.ModelShape, chosen: options.Options, device: ports.Device, levers: memory.Levers
+    shape: cost.ModelShape,
+    chosen: options.Options,
+    device: ports.Device,
+    levers: memory.Levers,
+    ranks: ports.Ranks,
 ) -> int:
-    """Return the most unique tokens of a forward: as asked for, or what fits the device by the estimate.
+    """Return the most unique tokens of a forward: as asked for, or what fits every rank by the estimate.
+
+    It is one number on all ranks, for each of them plans the packs of all.
 
     Args:
         shape: of the model that runs.
         chosen: the options.
-        device: whose memory it is.
+        device: whose memory it is, of this rank.
         levers: how steps are run.
+        ranks: who plans the same steps; every one of them must call this.
 
     Raises:
         mistake.Mistake: not even the weights and their state fit.
     """
     if chosen.token_budget is not None:
         return chosen.token_budget
-    there = device.memory()
-    if there is None:
-        return FALLBACK_BUDGET
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if device.type == "cpu" else 1
-    fits = memory.budget(shape, there // local, levers, reserve=RESERVE)
-    if not fits:
+    there, fits = device.memory(), float(FALLBACK_BUDGET)
+    if there is not None:
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if device.type == "cpu" else 1
+        fits = float(memory.budget(shape, there // local, levers, reserve=RESERVE))
+    least = int(metrics.values(ranks.merge({"budget": metrics.Minimum(value=fits)}))["budget"])
+    if not least:
         need = memory.peak(shape, 1, levers) / 2**30
+        has = f"{device.name} has {there / 2**30:.1f} GiB" if there and not fits else "another rank has less"
         raise mistake.Mistake(
-            f"model {chosen.model} needs {need:.1f} GiB to train; {device.name} has {there / 2**30:.1f} "
-            "GiB. Take a smaller model, or say how many tokens to try with --token_budget"
+            f"model {chosen.model} needs {need:.1f} GiB to train; {has}. Take a smaller model, or say how "
+            "many tokens to try with --token_budget"
         )
-    return fits
+    return least
 
 
 def drawn(rows: feed.Feed, num_ranks: int, static: static_cache.Shapes | None = None) -> int:

@@ -16,7 +16,10 @@ MOST_ROWS = 256
 
 
 def functions(
-    chosen: options.Options, own: Sequence[str | Callable[..., Any]], opened: Sequence[data.Opened]
+    chosen: options.Options,
+    own: Sequence[str | Callable[..., Any]],
+    opened: Sequence[data.Opened],
+    held: Sequence[data.Opened] = (),
 ) -> tuple[rewards.Reward, ...]:
     """Return what scores completions: the caller's own functions, those that are named, or the tasks' own.
 
@@ -24,6 +27,7 @@ def functions(
         chosen: the options.
         own: functions of a caller in Python.
         opened: the datasets.
+        held: those to evaluate on.
 
     Raises:
         mistake.Mistake: there is none, or one takes what no column is.
@@ -36,8 +40,10 @@ def functions(
         limit=_longest(chosen),
         known=known,
     )
-    columns = [row.keys() for one in opened if (row := next(one.source.read(0))[1])]
-    rewards.check(found, [name for name in dict.fromkeys(n for row in columns for n in row)])
+    for rows, what in ((opened, "dataset"), (held, "eval_dataset")):
+        columns = [row.keys() for one in rows if (row := next(one.source.read(0))[1])]
+        if columns:
+            rewards.check(found, [*dict.fromkeys(n for row in columns for n in row)], what)
     return found
 
 

@@ -75,7 +75,7 @@ def _settle(module: transformers.PreTrainedModel) -> None:
     parts = list(module.modules())
     if choose.dropouts(module.config) or any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in parts):
         return
-    for part in parts:  # that a layer is made again in backward hangs on its mode
+    for part in parts:  # that a layer is made again in backward depends on its mode
         part.training = bool(part.training and getattr(part, "gradient_checkpointing", False))
 
 

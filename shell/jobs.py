@@ -9,13 +9,13 @@ from typing import Any
 
 import attrs
 
-from adapters import cpu, shards, signatures, static_cache, transformers_lm
 from adapters import ranks as processes
+from adapters import shards, signatures, static_cache, transformers_lm
 from core import algorithms, keys, optimizers, steps
 from shell import (
+    best,
     cached,
     checkpoint,
-    checks,
     choose,
     config,
     counts,
@@ -31,7 +31,9 @@ from shell import (
     loop,
     low_rank,
     meter,
+    mistake,
     own,
+    places,
     plan,
     prepare,
     progress,
@@ -41,6 +43,7 @@ from shell import (
     rounds,
     signals,
     splitting,
+    states,
     teachers,
     trackers,
     unread,
@@ -59,14 +62,14 @@ def train(
         algorithm: the caller's own; None: the one that the command names.
         functions: rewards of the caller's own, names among them; none: those that the command names.
     """
-    checks.placed(command.options)
+    places.placed(command.options)
     with contextlib.ExitStack() as stack:
         display = progress.Display(shown=processes.is_first())
         command, algorithm = _settled(launched.applied(command), algorithm)
         chosen = command.options
         for note in command.notes:
             display.note(note)
-        device = prepare.device(chosen.device, display, chosen.attn_implementation)
+        device = prepare.device(chosen, display)
         ranks = processes.join(device)
         splitting.check(chosen, device, ranks)
         folder = _folder(chosen, stack)
@@ -80,7 +83,7 @@ def train(
         with gauge.part("preparing"):
             ready = forecast.planned(
                 prepare.ready(
-                    command, folder, device, ranks, display, algorithm, fresh=saved is None,
+                    command, folder, device, ranks, display, algorithm, saved=saved,
                     functions=functions,
                 )
             )  # fmt: skip
@@ -89,7 +92,7 @@ def train(
                 ready.preview, ready.num_steps, ready.packing, ready.algorithm.couples, ranks,
                 levers=ready.levers, static=_static(ready),
             )  # fmt: skip
-        if saved is not None and _is_over(ready, saved, display):
+        if _is_over(ready, saved, display):
             return 0
         if saved is not None:
             resume.compare(saved, ready.rows, chosen, ranks.num, display.note)
@@ -117,7 +120,7 @@ def evaluate(command: config.Command) -> int:
             display.note(note)
         compared = "reference_logprobs" in algorithm.needs and algorithm.rows != "prompts"
         origin = references.origin(command, display.note) if compared else None
-        device = prepare.device(chosen.device, display, chosen.attn_implementation)
+        device = prepare.device(chosen, display)
         ranks = processes.join(device)
         stack.enter_context(loop.deterministic())
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -142,7 +145,6 @@ def _run(
 ) -> int:
     """Load the model, train, and write what the run leaves."""
     chosen = ready.command.options
-    folder = pathlib.Path(str(chosen.output_dir))
     with gauge.part("loading"):
         job, state = _loaded(ready, fresh=saved is None)
         if chosen.precompute_ref_log_probs:
@@ -164,7 +166,7 @@ def _run(
         stop = run.stop
         if not stop:
             with gauge.part("saving"):
-                _write_model(job, ready.tokenizer, run.state.params)
+                _write_model(job, ready.tokenizer, best.params(job, run), display)
         if chosen.streaming:
             for line in counts.notes(ready.rows.counts):
                 display.note(line)
@@ -174,13 +176,14 @@ def _run(
             "step": run.state.step,
             "finished": not stop,
             "first_nonfinite_step": run.first_nonfinite,
+            **best.facts(job, run),
             "notes": display.notes,
         }
         facts = finish.facts(ready, promised, job.model, gauge.drawing)
         if gauge.watch is not None:
             facts |= _memory(gauge.watch, promised, display)
         journal.run({**facts, **gauge.facts(chosen.price_per_hour), **ended})
-        finish.tell(folder, run, display, stop)
+        finish.tell(job, run, display, stop)
     finally:
         journal.close()
     return 128 + stop if stop else 0
@@ -213,15 +216,27 @@ def _check_beside(job: loop.Job, saved: checkpoint.Saved) -> None:
     resume.unchanged(saved, chosen, "teacher", taught and taught.fingerprint, named)
 
 
-def _is_over(ready: prepare.Ready, saved: checkpoint.Saved, display: progress.Display) -> bool:
+def _is_over(ready: prepare.Ready, saved: checkpoint.Saved | None, display: progress.Display) -> bool:
     """Say whether a run has no steps left and its model written, and tell what would continue it."""
-    folder = pathlib.Path(str(ready.command.options.output_dir))
-    if saved.step < ready.num_steps or not finish.is_finished(folder, saved.step):
+    chosen = ready.command.options
+    if chosen.output_dir is None:
         return False
-    display.note(
-        f"the run in {folder} is finished ({saved.step} steps); only more than {saved.step} would continue it"
+    folder = pathlib.Path(chosen.output_dir)
+    step = places.ended(folder)
+    if step is None or step != (step if saved is None else saved.step):
+        return False
+    if saved is not None and best.is_other(places.run_facts(folder), wanted=chosen.load_best_model_at_end):
+        return False  # no step is left, and other weights are wanted of it
+    if step >= ready.num_steps:
+        more = f"; only more than {step} would continue it" if saved else ""
+        display.note(f"the run in {folder} is finished ({step} steps){more}")
+        return True
+    if saved is not None:
+        return False
+    raise mistake.Mistake(
+        f"output_dir {folder} holds a run of {step} steps without its checkpoints, so {ready.num_steps} "
+        "cannot be reached; name another output_dir (init_from starts from its weights)"
     )
-    return True
 
 
 def _settled(
@@ -239,8 +254,8 @@ def _loaded(
     """Load the model and make the state before the first step; of an evaluation, of no step at all."""
     chosen = ready.command.options
     scalar = "values" in ready.algorithm.needs
-    # Parts alone go to the device where parameters are split.
-    device = cpu.DEVICE if chosen.fsdp else ready.device
+    # Parts alone go to the device where parameters are split; the model is the one that the device runs.
+    device = attrs.evolve(ready.device, type="cpu") if chosen.fsdp else ready.device
     model, params = choose.model(chosen, device, scalar=scalar, training=training)
     prompted = ready.algorithm.rows == "prompts"
     model = graphs.compiled(model, ready)
@@ -250,12 +265,14 @@ def _loaded(
     referred = "reference_logprobs" in ready.algorithm.needs and (training or not prompted)
     if chosen.init_from is not None and (fresh or (referred and not chosen.sync_ref_model)):
         params = resume.weights(chosen, model, params)
+    params = states.aligned(params)
     if origin is None and chosen.ref_model is not None:
         origin = references.named(chosen)
     base = references.digest(model.frozen) if model.adapter and training else ""
     reference = None
     if referred:
         reference = references.of(model, params, origin, device, chosen=chosen, base=base)
+        reference = references.moving(reference) if chosen.sync_ref_model else reference
     ranks = ready.ranks
     if chosen.fsdp:
         model, params, reference, ranks = splitting.split(model, params, reference, ranks, ready.device)
@@ -265,22 +282,20 @@ def _loaded(
     job = loop.Job(
         command=ready.command, algorithm=ready.algorithm, optimizer=optimizer, model=model, rows=ready.rows,
         held_out=ready.held_out, num_steps=ready.num_steps, packing=ready.packing, ranks=ranks,
-        arrange=ready.arrange, reference=reference, base=base,
-        rollouts=_rollouts(ready, model, reference) if prompted else None,
+        arrange=ready.arrange, reference=reference, base=base, max_length=ready.max_length,
+        rollouts=_rollouts(ready, model) if prompted else None,
     )  # fmt: skip
     return job, state
 
 
-def _write_model(job: loop.Job, tokenizer: Any, params: Mapping[str, Any]) -> None:
+def _write_model(job: loop.Job, tokenizer: Any, params: Mapping[str, Any], display: progress.Display) -> None:
     """Put the parameters together where they are split, and let the first process write the model folder."""
     model, whole = shards.joined(job.model, params, device="cpu")
     if job.ranks.index == 0:
-        finish.write_model(attrs.evolve(job, model=model), tokenizer, whole)
+        finish.write_model(attrs.evolve(job, model=model), tokenizer, whole, display.note)
 
 
-def _rollouts(
-    ready: prepare.Ready, model: transformers_lm.TransformersLM, reference: references.Reference | None
-) -> rollout.Rollouts:
+def _rollouts(ready: prepare.Ready, model: transformers_lm.TransformersLM) -> rollout.Rollouts:
     """Return what writes samples out of prompts."""
     chosen = ready.command.options
     assert isinstance(ready.rows, rounds.Plan)
@@ -291,7 +306,6 @@ def _rollouts(
         model=model,
         algorithm=ready.algorithm,
         packing=ready.packing,
-        reference=None if reference is None else reference.params,
         mask_truncated=bool(chosen.mask_truncated_completions),
         keep_masked=bool(chosen.keep_masked_in_baseline),
         tries=chosen.dynamic_sampling or 0,
@@ -312,7 +326,8 @@ def _journal(job: loop.Job, resumed: int | None, display: progress.Display) -> l
     started: tuple[trackers.Tracker, ...] = ()
     if writes:
         job.folder.mkdir(parents=True, exist_ok=True)
-        files.replace(job.folder / "config.yaml", config.to_yaml(chosen))
+        places.keep_config(job.folder, display.note)
+        files.replace(job.folder / places.CONFIG, config.to_file(job.command, job.max_length))
         started = trackers.start(chosen.report_to, job.folder, config.plain(chosen), resumed=resumed)
     made = log.Journal(job.folder, display, resumed=resumed, report_to=started, writes=writes)
     display.start(job.num_steps, done=resumed or 0)

@@ -84,7 +84,8 @@ def _compiler(value: Any) -> Any:
 def _shards(value: Any) -> Any:
     """Read what transformers calls full sharding."""
     words = value.split() if isinstance(value, str) else value
-    if isinstance(words, list) and set(words) - {"full_shard", "auto_wrap"}:
+    whole = isinstance(words, list) and not {str(word) for word in words} - {"full_shard", "auto_wrap"}
+    if not whole and not isinstance(words, bool) and words is not None:
         raise ValueError("full_shard auto_wrap was wanted, or true")
     return words if isinstance(words, bool) else bool(words)
 
@@ -137,7 +138,8 @@ def _reduced(value: Any) -> Any:
 
 
 _STRATEGY = _swap({False: "no", "false": "no"})
-_BUILT_IN = "the built-in engine or a vLLM server on engine_url generates"
+_BUILT_IN = "the built-in engine generates: leave it out"
+_UNSHARED = Noted("none", "prefixes are run once for every sample; leave packing out to share them")
 _ADAMW = "AdamW is the optimizer that is here: adamw_torch"
 
 # Values with which our own options stand in other people's files; YAML reads an unquoted `no` as false.
@@ -151,7 +153,7 @@ _VALUES: Mapping[str, Callable[[Any], Any]] = {
     "lr_scheduler_type": _reduced,
     "loss_type": _swap({"chunked_nll": "nll"}),
     "max_steps": _swap({-1: None}),
-    "packing": _swap({True: "tree", False: "none", None: "none"}),
+    "packing": _swap({True: "tree", False: _UNSHARED, None: _UNSHARED}),
     "truncation": _swap({"cut": "keep_start"}),
     "pad_to_multiple_of": _swap({None: "auto"}),
     "report_to": _trackers,
@@ -208,6 +210,7 @@ _LAUNCH = "gradients are summed without DistributedDataParallel"
 _SERVER = "it belongs to the server's own command line"
 _TRACKERS = "trackers name a run after output_dir"
 _LINES = "logs are lines on the terminal and metrics.jsonl"
+_DRAWN = "completions.jsonl holds all of them, and the terminal shows some at logged steps"
 _METRICS = "metrics are sums over the whole evaluation"
 
 HARMLESS: Mapping[str, str] = {
@@ -248,8 +251,8 @@ HARMLESS: Mapping[str, str] = {
     "include_num_input_tokens_seen": "tokens seen are always logged",
     "length_column_name": "lengths are counted",
     "local_rank": "the launcher sets it",
-    "log_completions": _LINES,
-    "log_completions_steps": _LINES,
+    "log_completions": _DRAWN,
+    "log_completions_steps": _DRAWN,
     "log_level": _LINES,
     "log_level_replica": _LINES,
     "log_multimodal": _LINES,
@@ -258,7 +261,7 @@ HARMLESS: Mapping[str, str] = {
     "logging_first_step": "the first step is always logged",
     "logging_nan_inf_filter": "a NaN is logged as one",
     "lora_task_type": "the algorithm says it",
-    "num_completions_to_print": _LINES,
+    "num_completions_to_print": _DRAWN,
     "overwrite_output_dir": "nothing is overwritten: a run found in output_dir is continued",
     "pad_token": _NOTHING_PADDED,
     "padding_free": _NOTHING_PADDED,
@@ -327,7 +330,6 @@ REFUSED: Mapping[str, Refused] = {
     "label_names": Refused("columns are found by their names", (None,)),
     "label_smoothing_factor": Refused("leave it out: sft trains on the rows as they are", (None, 0)),
     "liger_kernel_config": Refused("the vocabulary is never materialized anyway", (None,)),
-    "load_best_model_at_end": Refused("use metric_for_best_model: its checkpoint is kept"),
     "load_in_4bit": Refused(_QUANTIZED),
     "load_in_8bit": Refused(_QUANTIZED),
     "log_completions_hub_repo": Refused("nothing is uploaded", (None,)),
@@ -349,6 +351,8 @@ REFUSED: Mapping[str, Refused] = {
     "reward_clip_range": Refused("clip inside the reward function", (None,)),
     "router_aux_loss_coef": Refused(_MOE, (None, 0)),
     "reverse_kl_top_1_mode": Refused("loss_top_k takes the student's own likeliest", (None, "argmax")),
+    "max_prompt_length": Refused("max_length bounds prompt and completion together: lower that", (None,)),
+    "rpo_alpha": Refused("loss_type: [sigmoid, sft] with loss_weights: [1.0, ALPHA] is its sum", (None,)),
     "save_only_model": Refused("checkpoints hold the whole state; OUTPUT_DIR/model holds the weights alone"),
     "teacher_model_server_url": Refused("name a folder or hub id as teacher_model: it runs here", (None,)),
     "seq_kd": Refused("let the teacher write the completions of a dataset, and take lmbda: 0"),

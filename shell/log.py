@@ -82,6 +82,12 @@ class Journal:
             shown: show a table, too: of these, or of those that came last.
         """
         self._rows = rows or self._rows
+        if rows and all(row.get("reward", 0.0) is None for row in rows):
+            names = ", ".join(n.removeprefix("rewards/") for n in rows[0] if n.startswith("rewards/"))
+            self.display.note(
+                f"every reward function ({names}) returned None for all completions of a step: it trains "
+                "nothing by rewards"
+            )
         if self._writes and rows:
             self._completions.write(step, rows)
         if shown and self._rows:

@@ -4,7 +4,7 @@ import contextlib
 import math
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import torch
@@ -49,6 +49,7 @@ class Job:
         num_steps: optimizer steps of the whole run.
         packing: how packs are made, the arguments of `feed.packs`.
         ranks: who shares the steps.
+        max_length: most tokens of a sequence, as the model holds it.
     """
 
     command: config.Command
@@ -64,6 +65,7 @@ class Job:
     base: str = ""
     reference: references.Reference | None = None
     rollouts: rollout.Rollouts | None = None
+    max_length: int | None = None
 
     @property
     def frozen(self) -> ports.Params | None:
@@ -89,6 +91,7 @@ class Run:
         state: what the steps carry.
         reference: the parameters that the policy is compared with, if any; they are frozen, or follow it.
         num_tokens: tokens of all rows trained so far.
+        counted: what became of the rows until then; a step that was read for and failed is not among them.
         scores: the metric that decides on the best checkpoint, by step.
         first_nonfinite: the first step whose loss or gradient was not finite; None: all were.
         stop: the signal that ended it on any rank, 0 while none came.
@@ -97,9 +100,15 @@ class Run:
     state: steps.TrainState
     reference: ports.Params | None = None
     num_tokens: int = 0
+    counted: counts.Counts = attrs.field(factory=counts.Counts)
     scores: Mapping[int, float] = attrs.field(factory=dict)
     first_nonfinite: int | None = None
     stop: int = 0
+
+    @property
+    def compared(self) -> ports.Params | None:
+        """Return the reference as the model reads it."""
+        return references.rounded(self.reference, self.state.params)
 
 
 def train(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter, stopped: Callable[[], int]) -> Run:
@@ -128,7 +137,7 @@ def train(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter, stopped:
         with _kept(job, run, saved, journal, gauge, alone=True), gauge.step() as timed:
             wanted = job.algorithm.reads if due["logging"] else job.algorithm.needs
             packs = feed.packs(samples, job.algorithm, needs=wanted, ranks=job.ranks, **job.packing)
-            packs = steps.with_reference(job.model, job.algorithm, run.reference, packs)
+            packs = steps.with_reference(job.model, job.algorithm, run.compared, packs)
             timed.planned(samples, packs, job.packing["shape"], job.packing["budget"])
             rate = job.optimizer.rate(run.state.step)
             state, means = steps.train_step(
@@ -140,6 +149,7 @@ def train(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter, stopped:
             state=attrs.evolve(state, place=drawn.place),
             reference=references.moved(run.reference, state.params, done, job.chosen),
             num_tokens=run.num_tokens + sum(len(s.tokens) for s in samples),
+            counted=job.rows.counts,
             first_nonfinite=run.first_nonfinite or _nonfinite(job, done, gauge, journal),
         )
         journal.completions(done, drawn.table, shown=due["logging"])
@@ -152,7 +162,7 @@ def train(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter, stopped:
             with _kept(job, run, saved, journal, gauge):
                 found = measured(job, run, gauge)
             before, run = run, _evaluated(job, run, journal, found)
-            due["save"] = due["save"] or _best(job, run) != _best(job, before)
+            due["save"] = due["save"] or best(job, run) != best(job, before)
         run = attrs.evolve(run, stop=_any_rank(job, stopped()))
         if due["save"] or run.stop:
             save(job, run, journal, gauge)
@@ -172,15 +182,17 @@ def save(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter) -> None:
         tensors = splitting.whole(job.model, tensors | references.split(run.reference, chosen))
         if job.ranks.index == 0:
             journal.sync()
-            held, told = job.rollouts.split() if job.rollouts else ({}, None)
+            held, told = job.rollouts.split(run.state.place) if job.rollouts else ({}, None)
             values |= {
                 "algorithm": job.command.algorithm,
                 "options": config.to_yaml(chosen),
+                "max_length": job.max_length,
                 "num_tokens": run.num_tokens,
                 "scores": {str(step): score for step, score in run.scores.items()},
                 "first_nonfinite_step": run.first_nonfinite,
                 "ranks": job.ranks.num,
-                "rows": {"digest": job.rows.digest, "counts": attrs.asdict(job.rows.counts)},
+                "token_budget": job.packing["budget"],
+                "rows": {"digest": job.rows.digest, "counts": attrs.asdict(run.counted)},
                 "rollouts": told,
                 "measured": measured,
                 "base": job.base,
@@ -189,7 +201,7 @@ def save(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter) -> None:
             }
             tensors |= held
             checkpoint.save(job.folder, run.state.step, tensors, values, note=journal.display.note)
-            kept = (_best(job, run), _before(job, run.first_nonfinite))
+            kept = (best(job, run), _before(job, run.first_nonfinite))
             checkpoint.prune(job.folder, chosen.save_total_limit, newest=run.state.step, kept=kept)
         processes.wait(job.ranks)
 
@@ -206,8 +218,9 @@ def restore(job: Job, template: steps.TrainState, saved: checkpoint.Saved, gauge
     values = saved.values
     with states.reading(job.folder / f"checkpoint-{saved.step}"):
         gauge.join(values["measured"])
+        counted = counts.Counts(**values["rows"]["counts"])
         if isinstance(job.rows, feed.Streamed):
-            job.rows.counts = counts.Counts(**values["rows"]["counts"])
+            job.rows.counts = counted
         if job.rollouts is not None:
             job.rollouts.join(saved.tensors, values["rollouts"])
         like = states.split(template)[0] | references.split(job.frozen, job.chosen)
@@ -216,6 +229,7 @@ def restore(job: Job, template: steps.TrainState, saved: checkpoint.Saved, gauge
             state=states.join(template, tensors, values),
             reference=references.join(job.frozen, tensors, job.chosen),
             num_tokens=values["num_tokens"],
+            counted=counted,
             scores={int(step): score for step, score in values["scores"].items()},
             first_nonfinite=values.get("first_nonfinite_step"),
         )
@@ -237,9 +251,10 @@ def _kept(
     except mistake.Mistake as told:
         problem = told
     if alone and job.ranks.num > 1:
-        if problem is not None:
-            raise problem
-        return
+        if problem is None:
+            return
+        kept = f"checkpoint-{saved} is the newest" if saved else "there is no checkpoint yet"
+        raise mistake.Mistake(f"{problem}; other processes may wait, so nothing was saved: {kept}")
     if not _any_rank(job, int(problem is not None)):
         return
     if run.state.step > saved:
@@ -268,7 +283,7 @@ def _drawn(job: Job, run: Run, gauge: meter.Meter) -> rollout.Drawn:
     """Take the samples of the next step, or have them written."""
     if job.rollouts is not None:
         with gauge.part("rollouts"):
-            return job.rollouts.draw(run.state, run.reference)
+            return job.rollouts.draw(run.state, run.compared)
     with gauge.part("steps"):
         samples, place = job.rows.take(run.state.place)
     return rollout.Drawn(samples=samples, place=place)
@@ -281,7 +296,7 @@ def _evaluated(job: Job, run: Run, journal: log.Journal, found: Mapping[str, flo
     if name is None:
         return run
     # A metric of which nothing was seen this time is left out; it is not the best.
-    score = found.get(_full(name), math.nan)
+    score = found.get(full(name), math.nan)
     return attrs.evolve(run, scores={**run.scores, run.state.step: score})
 
 
@@ -292,7 +307,7 @@ def measured(job: Job, run: Run, gauge: meter.Meter, most: int | None = None) ->
         job: what is run.
         run: where it stands.
         gauge: measures the time.
-        most: rows to look at, the first ones; None: all.
+        most: rows to look at, the first ones, to know the names of what is measured; None: all.
 
     Returns:
         Numbers by their names in the log, `eval_...`.
@@ -304,7 +319,7 @@ def measured(job: Job, run: Run, gauge: meter.Meter, most: int | None = None) ->
         return measure.measure(
             job.model, job.algorithm, run.state.params, job.held_out, carry=run.state.carry,
             packing=job.packing, batch_size=job.rows.batch_size, ranks=job.ranks, most=most,
-            reference=run.reference, arrange=job.arrange,
+            reference=run.compared, arrange=job.arrange,
         )  # fmt: skip
 
 
@@ -314,14 +329,14 @@ def _check_metric(job: Job, run: Run, gauge: meter.Meter) -> None:
     if name is None:
         return
     found = measured(job, run, gauge, most=1)
-    if _full(name) not in found:
+    if full(name) not in found:
         raise mistake.Mistake(
             f"metric_for_best_model {name} is not measured; one of {', '.join(found)} was wanted."
-            + translate.hint(_full(name), found)
+            + translate.hint(full(name), found)
         )
 
 
-def _full(name: str) -> str:
+def full(name: str) -> str:
     """Return a metric's name in the log of an evaluation."""
     return name if name.startswith("eval_") else f"eval_{name}"
 
@@ -344,7 +359,7 @@ def _due(job: Job, what: str, step: int) -> bool:
     )
 
 
-def _best(job: Job, run: Run) -> int | None:
+def best(job: Job, run: Run) -> int | None:
     """Return the step of the best evaluation, None without one; its checkpoint is written and kept."""
     chosen = job.chosen
     greater = chosen.greater_is_better
@@ -364,9 +379,12 @@ def _any_rank(job: Job, signal: int) -> int:
 @contextlib.contextmanager
 def deterministic() -> Iterator[None]:
     """Make operators deterministic while a run lasts."""
-    before = torch.are_deterministic_algorithms_enabled()
+    before, mode = torch.are_deterministic_algorithms_enabled(), cast("Any", torch.utils.deterministic)
+    filled = mode.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
+    mode.fill_uninitialized_memory = False  # nothing reads memory before it is written
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
+        mode.fill_uninitialized_memory = filled

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from shell import about, entries, mistake, options, reference_checks, rollout_checks
+from shell import about, entries, idle, mistake, options, reference_checks, rollout_checks
 
 # Which losses read which number; the others would ignore it without a word.
 SMOOTHED = ("sigmoid", "sigmoid_norm", "robust", "exo_pair", "aot", "aot_unpaired", "cpo", "simpo")
@@ -21,7 +21,8 @@ def check(algorithm: str, chosen: options.Options, given: Mapping[str, entries.E
         Mistake: names the option, what came and what was wanted.
     """
     wrong = _CHECKS.get(options.reader(algorithm))
-    told = (wrong(chosen, given) if wrong else None) or _referred(algorithm, chosen, given)
+    told = idle.find(algorithm, chosen, given) or (wrong(chosen, given) if wrong else None)
+    told = told or _referred(algorithm, chosen)
     if told:
         name, why = told
         where = given[name].where if name in given else name
@@ -111,15 +112,13 @@ def _compared(
     return None
 
 
-def _referred(
-    algorithm: str, chosen: options.Options, given: Mapping[str, entries.Entry]
-) -> tuple[str, str] | None:
+def _referred(algorithm: str, chosen: options.Options) -> tuple[str, str] | None:
     """Find what is wrong with a reference that moves, or is kept."""
     if not options.reads(algorithm, "sync_ref_model"):
         return None
     names = (chosen.loss_type,) if isinstance(chosen.loss_type, str) else chosen.loss_type or ()
     compared = not set(names) <= set(ALONE) if algorithm == "dpo" else bool(chosen.beta)
-    return reference_checks.reference(algorithm, chosen, given, compared=compared)
+    return reference_checks.reference(chosen, compared=compared)
 
 
 def _kto(chosen: options.Options, given: Mapping[str, entries.Entry]) -> tuple[str, str] | None:
@@ -130,6 +129,9 @@ def _kto(chosen: options.Options, given: Mapping[str, entries.Entry]) -> tuple[s
             f"{chosen.batch_size} came; kto pairs a prompt with the answer of another row, so at least "
             f"{KTO_LEAST} was wanted, or loss_type apo_zero_unpaired.",
         )
+    if not chosen.desirable_weight and not chosen.undesirable_weight:
+        why = "it and undesirable_weight are 0, so nothing is trained; one above 0 was wanted."
+        return "desirable_weight", why
     return _beta(chosen)
 
 

@@ -43,7 +43,9 @@ class LossOptions(run_options.RunOptions):
     assistant_only_loss: bool | None = _loss(
         None, "train the assistant's turns alone", only={"sft": False, "distill": False, about.OWN: False}
     )
-    loss_weights: tuple[float, ...] | None = _loss(None, "one for each loss_type", only={"dpo": None})
+    loss_weights: tuple[float, ...] | None = _loss(
+        None, "one for each loss_type", only={"dpo": None}, low=-1e6, high=1e6
+    )
     beta: float | None = _loss(
         None,
         "how much leaving the reference costs; orpo: weight of the odds; simpo: scale of rewards; distill: 0 "
@@ -119,13 +121,13 @@ class LossOptions(run_options.RunOptions):
     epsilon: float | None = _number(
         "how far the ratio may fall; gmpo: its logarithm",
         only=about.by(about.POLICY, 0.2),
-        under={"gspo": 3e-4, "gmpo": 0.4},
+        under={"gspo": 3e-4, "luspo": 2e-3, "gmpo": 0.4},
         low=0,
     )
     epsilon_high: float | None = _number(
         "how far it may rise; epsilon when not set",
         only=about.by(about.POLICY, None),
-        under={"gspo": 4e-4},
+        under={"gspo": 4e-4, "luspo": 2.5e-3},
         low=0,
     )
     delta: float | None = _number("bound on the ratio of bad answers", only={"grpo": None}, above=1)
@@ -189,8 +191,8 @@ class LossOptions(run_options.RunOptions):
     entropy_coef_delta: float | None = _number("change of entropy_coef a step", only={"grpo": 0.005}, above=0)
     entropy_coef_min: float | None = _number("least entropy_coef", only={"grpo": 0.0}, low=0)
     entropy_coef_max: float | None = _number("most entropy_coef", only={"grpo": 1.0}, above=0)
-    sapo_temperature_neg: float | None = _number("of sapo, bad answers", only={"grpo": 1.05}, above=0)
-    sapo_temperature_pos: float | None = _number("of sapo, good answers", only={"grpo": 1.0}, above=0)
+    sapo_temperature_neg: float | None = _number("of sapo, bad answers", only={"grpo": 1.05}, low=1e-4)
+    sapo_temperature_pos: float | None = _number("of sapo, good answers", only={"grpo": 1.0}, low=1e-4)
     vespo_k_pos: float | None = _number("shape of vespo, good answers", only={"grpo": 2.0}, above=0)
     vespo_lambda_pos: float | None = _number("rate of vespo, good answers", only={"grpo": 3.0}, above=0)
     vespo_k_neg: float | None = _number("shape of vespo, bad answers", only={"grpo": 3.0}, above=0)

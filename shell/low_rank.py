@@ -11,7 +11,7 @@ from torch import Tensor
 
 from adapters import lora, peft_files, transformers_lm
 from core import ports
-from shell import adapter, checkpoint, mistake, options
+from shell import adapter, checkpoint, files, mistake, options
 
 
 def settings(chosen: options.Options) -> lora.Settings:
@@ -150,8 +150,9 @@ def write(
     else:
         if chosen.model == "tiny":
             base = folder.parent / "base"
-            model.save({}, str(base))
-            tokenizer.save_pretrained(base)
+            with files.whole(base) as made:
+                model.save({}, str(made))
+                tokenizer.save_pretrained(made)
         named = str(base.resolve()) if base.is_dir() else str(chosen.model)
         peft_files.write(model, params, str(folder), base=named)
     tokenizer.save_pretrained(folder)

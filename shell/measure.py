@@ -4,6 +4,7 @@ The totals are those of the whole dataset, so the batch size and the number of r
 rounding. What couples a whole step (KTO's common zero) is taken over `batch_size` rows, as in a step.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -68,7 +69,7 @@ def measure(
         batch_size: rows that are planned together.
         carry: what the algorithm remembers.
         ranks: who shares the work; all return the same.
-        most: rows to look at, the first ones; None: all.
+        most: rows to look at, the first ones, and tell names of what they do not show; None: all.
         reference: parameters of the reference, where the algorithm needs one.
         arrange: as of `feed.Prepared`.
     """
@@ -90,5 +91,16 @@ def measure(
         part, found = steps.evaluate(model, algorithm, params, packs, carry=carry, ranks=ranks)
         value += float(part)
         means = metrics.merge(means, metrics.host(found))
-    named = {"loss": value, **metrics.values(means), "num_tokens": float(tokens)}
+    named = {"loss": value, **read(means, every=most is not None), "num_tokens": float(tokens)}
     return {f"eval_{name}": number for name, number in named.items()}
+
+
+def read(found: metrics.Metrics, *, every: bool) -> dict[str, float]:
+    """Return numbers by their names; of what nothing was seen of the name alone, with NaN, or nothing.
+
+    Args:
+        found: summed up over rows.
+        every: few rows were looked at to know the names: what they did not show, others may.
+    """
+    unseen = dict.fromkeys((name for name in found if not name.startswith(metrics.NONFINITE)), math.nan)
+    return (unseen if every else {}) | metrics.values(found)

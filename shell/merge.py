@@ -5,11 +5,12 @@ import sys
 from collections.abc import Sequence
 
 import attrs
+import safetensors
 
 from adapters import peft_format
-from shell import adapter, config, entry, hubs, mistake, options
+from shell import adapter, config, entries, entry, files, hubs, mistake, options
 
-READ = ("dtype", "torch_dtype", "revision", "trust_remote_code", "tokenizer")
+READ = ("dtype", "torch_dtype", "revision", "trust_remote_code", "tokenizer", "rope_scaling")
 USAGE = "python -m shell.merge ADAPTER OUTPUT_DIR [--dtype float32]"
 
 
@@ -25,7 +26,8 @@ def run(words: Sequence[str]) -> int:
         print(
             f"usage: {USAGE}\n\nADAPTER is a folder in PEFT's format, such as a run's model/, or the hub "
             "id of one. The sum is made in float32 and written in --dtype, the base's own when not set; it "
-            "loads without PEFT."
+            "loads without PEFT. Positions are scaled as in the run whose model/ ADAPTER is, or as "
+            "--rope_scaling says."
         )
         return 0
     if len(words) < 2 or words[0].startswith("-") or words[1].startswith("-"):
@@ -44,9 +46,11 @@ def run(words: Sequence[str]) -> int:
         raise mistake.Mistake(f"{source} is no adapter: a folder with {peft_format.CONFIG} was wanted.{hint}")
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise mistake.Mistake(f"{place} is not empty; name a folder that is, or a new one.")
-    asked = ["--model", str(source), "--dataset", "demo", "--output_dir", str(place), *words[2:]]
-    chosen = config.parse(["sft", *asked]).options
-    merge(chosen, place, scalar=adapter.read(found).scalar)
+    # The rules of a run's options are those of a merge; of the rows that a run must name none are read.
+    command = config.resolved("sft", [*entries.from_values({"model": str(source), "dataset": "demo"}), *told])
+    for note in command.notes:
+        print(note, file=sys.stderr)
+    merge(command.options, place, scalar=adapter.read(found).scalar)
     print(f"the merged model is in {place}")
     return 0
 
@@ -60,7 +64,7 @@ def merge(chosen: options.Options, folder: pathlib.Path, *, scalar: bool) -> Non
         scalar: it is a reward model.
 
     Raises:
-        mistake.Mistake: the base cannot be loaded, or is not that of the adapter.
+        mistake.Mistake: the base cannot be loaded, is not that of the adapter, or the sum cannot be written.
     """
     from adapters import cpu, lora  # torch: only after the options are right
     from shell import chat, choose, low_rank
@@ -73,8 +77,13 @@ def merge(chosen: options.Options, folder: pathlib.Path, *, scalar: bool) -> Non
     tokenizer = choose.tokenizer(chosen)
     if scalar:
         tokenizer.pad_token_id = model.module.config.pad_token_id = chat.spare_id(tokenizer)
-    lora.save_merged(model, params, str(folder))
-    tokenizer.save_pretrained(folder)
+    try:
+        with files.whole(folder) as made:
+            lora.save_merged(model, params, str(made))
+            tokenizer.save_pretrained(made)
+    except (OSError, safetensors.SafetensorError) as problem:
+        why = getattr(problem, "strerror", None) or problem
+        raise mistake.Mistake(f"the merged model cannot be written to {folder} ({why})") from problem
 
 
 if __name__ == "__main__":

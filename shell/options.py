@@ -10,6 +10,8 @@ import attrs
 
 from shell import about, loss_options
 
+_MOST = 2**16
+"""Of what one visit to the generator multiplies."""
 _drawn = partial(about.option, "rollouts", None)
 _rollout = partial(about.option, "rollouts", None, built=False)
 
@@ -22,13 +24,16 @@ class Options(loss_options.LossOptions):
     """
 
     num_generations: int | None = _drawn(
-        "completions of a prompt", only={"grpo": 8, "rloo": 2, "distill": 1, about.OWN: 8}, low=1
+        "completions of a prompt", only={"grpo": 8, "rloo": 2, "distill": 1, about.OWN: 8}, low=1, high=_MOST
     )
     num_iterations: int | None = _drawn(
-        "updates on the same completions", only=about.by((*about.POLICY, about.OWN), 1), low=1
+        "updates on the same completions", only=about.by((*about.POLICY, about.OWN), 1), low=1, high=_MOST
     )
     steps_per_generation: int | None = _drawn(
-        "optimizer steps whose prompts are drawn at once", only=about.by((*about.POLICY, about.OWN), 1), low=1
+        "optimizer steps whose prompts are drawn at once",
+        only=about.by((*about.POLICY, about.OWN), 1),
+        low=1,
+        high=_MOST,
     )
     dynamic_sampling: int | None = _drawn(
         "how often further prompts are drawn for groups whose rewards are all equal; 0: these stay",
@@ -38,7 +43,7 @@ class Options(loss_options.LossOptions):
     max_completion_length: int | None = _drawn(
         "most tokens of a completion", only=about.by(about.ROLLOUTS, 512), low=1
     )
-    temperature: float | None = _drawn("of sampling", only=about.by(about.ROLLOUTS, 1.0), above=0)
+    temperature: float | None = _drawn("of sampling", only=about.by(about.ROLLOUTS, 1.0), low=1e-4)
     top_p: float | None = _drawn(
         "keep the likeliest tokens up to this sum", only=about.by(about.ROLLOUTS, 1.0), above=0, high=1
     )
@@ -54,7 +59,10 @@ class Options(loss_options.LossOptions):
         "names or module:function; a task brings its own", only=about.by((*about.POLICY, about.OWN), None)
     )
     reward_weights: tuple[float, ...] | None = _drawn(
-        "one for each reward", only=about.by((*about.POLICY, about.OWN), None)
+        "one for each reward",
+        only=about.by((*about.POLICY, about.OWN), None),
+        low=-1e6,
+        high=1e6,
     )
     environment: str | None = _rollout("module:name of a class", only=about.by(about.ROLLOUTS, None))
     tools: tuple[str, ...] | None = _rollout("module:name of functions", only=about.by(about.ROLLOUTS, None))

@@ -4,6 +4,7 @@ Whatever a loss, a reduction or a reward function of the caller's raises is the 
 of ours, so it ends a run as any other mistake does: in one line, with what was trained kept.
 """
 
+import asyncio
 import contextlib
 import functools
 import importlib
@@ -24,6 +25,8 @@ SCORES = tuple(field.name for field in attrs.fields(pack.Scores))
 MADE = ("reference_logprobs", "mismatched", "sampled_logprobs", "old_logprobs")
 """Columns that a run makes for a loss that needs them."""
 
+FAILURES = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
+"""What code of the caller's may raise: one that ends the program ends it without what was trained."""
 _ROOT = pathlib.Path(__file__).parent.parent
 _OTHERS = tuple(
     f"{path}{os.sep}"
@@ -100,7 +103,7 @@ def imported(name: str, what: str) -> Any:
     sys.path.insert(0, os.getcwd())  # `python -m` does this; the console command does not
     try:
         return getattr(importlib.import_module(module), attribute)
-    except Exception as problem:  # whatever the caller's module raises
+    except FAILURES as problem:  # whatever the caller's module raises
         raise mistake.Mistake(
             f"{what} {name} cannot be imported: {type(problem).__name__}: {mistake.line(problem)}"
         ) from problem
@@ -122,7 +125,7 @@ def guarded(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **named)
         except mistake.Mistake:
             raise
-        except Exception as problem:  # whatever the caller's code raises
+        except FAILURES as problem:  # whatever the caller's code raises
             raise failed(what, problem) from problem
 
     return call

@@ -16,10 +16,11 @@ from huggingface_hub import utils as hub
 
 from adapters import pick, self_test
 from adapters import ranks as processes
-from core import algorithms, ports
+from core import algorithms, ports, precision
 from core.plan import cost, memory
 from shell import (
     carried,
+    checkpoint,
     choose,
     config,
     counts,
@@ -57,6 +58,7 @@ class Ready:
         num_steps: optimizer steps of the whole run.
         levers: what memory depends on.
         functions: what scores completions, where rows are prompts.
+        max_length: most tokens of a sequence, as the model holds it.
     """
 
     command: config.Command
@@ -73,6 +75,7 @@ class Ready:
     num_steps: int
     levers: memory.Levers
     functions: tuple[rewards.Reward, ...] = ()
+    max_length: int | None = None
 
 
 def ready(
@@ -84,7 +87,7 @@ def ready(
     algorithm: algorithms.Algorithm,
     *,
     training: bool = True,
-    fresh: bool = True,
+    saved: checkpoint.Saved | None = None,
     functions: Sequence[str | Callable[..., Any]] = (),
 ) -> Ready:
     """Check everything that can be checked before the model is loaded, and tokenize the rows.
@@ -96,7 +99,7 @@ def ready(
         display: told of what was dropped or cut.
         algorithm: what is minimized.
         training: False: only what evaluation needs, on the rows themselves.
-        fresh: False: weights come from a checkpoint of the run's own.
+        saved: the checkpoint of its own that the run goes on from, with its weights; None: it begins.
         functions: the caller's own rewards; none: those that the options name.
     """
     chosen = command.options
@@ -105,19 +108,19 @@ def ready(
     algorithm, held = (algorithm, chosen.eval_dataset) if training else (evaluated, None)
     opened = _opened(chosen.dataset, chosen, chosen.dataset_split, algorithm)
     opened_eval = _opened(held, chosen, chosen.eval_split or "train", evaluated)
-    scored = _scored(chosen, functions, opened, algorithm)
+    scored = _scored(chosen, functions, (opened, opened_eval), algorithm)
     dtype, described = choose.dtype(chosen, device), choose.config(chosen)
     if training:
         choose.check_dropout(chosen, described)
     shape = choose.shape(chosen, described, dtype)
     trained = low_rank.trained(chosen, described, scalar="values" in algorithm.needs)
-    taught = _looked(chosen, device, algorithm, fresh=fresh)
+    taught = _looked(chosen, device, algorithm, fresh=saved is None)
     runs = attrs.evolve(shape, vocab=1) if "values" in algorithm.needs else shape
     tokenizer = choose.tokenizer(chosen)
     limit = choose.max_length(command, described, display.note)
     limit = teachers.check(command, tokenizer, (shape, taught), limit, display.note)
     levers = footprint.levers(chosen, device, _beside(shape, chosen, algorithm, taught), trained)
-    budget = footprint.budget(runs, chosen, device, levers)
+    budget = footprint.budget(runs, chosen, device, levers, ranks)
     needed = own.columns(algorithm)
     bound = _rules(opened, chosen, tokenizer, limit, needed)
     bound_eval = _rules(opened_eval, chosen, tokenizer, limit, needed) if opened_eval else None
@@ -126,15 +129,27 @@ def ready(
     held_out = bound_eval and _prepared(opened_eval, bound_eval, folder, ranks, display, shape.vocab)
     if bound.chat is not None:
         tokenizer.chat_template = bound.chat.template
-    packing = _packing(chosen, budget, runs, dtype, device)
-    num_steps = chosen.max_steps or config.whole(chosen.num_train_epochs * (feeding.steps_per_epoch or 0))
+    packing = _packing(chosen, resume.budget(budget, saved, chosen, display.note), runs, dtype, device)
+    num_steps = _num_steps(chosen, feeding)
     if training:
-        _note_warmup(chosen, num_steps, display)
+        _note(chosen, num_steps, device, display)
     return Ready(
         command=command, algorithm=algorithm, tokenizer=tokenizer, rows=feeding, preview=preview,
         held_out=held_out if training else _rows(feeding), arrange=arrange, shape=shape, packing=packing,
         device=device, ranks=ranks, num_steps=num_steps, functions=scored, levers=levers,
+        max_length=limit,
     )  # fmt: skip
+
+
+def _num_steps(chosen: config.Options, feeding: feed.Feed) -> int:
+    """Return the optimizer steps of the whole run; a part of an epoch that is none is refused."""
+    found = chosen.max_steps or config.whole(chosen.num_train_epochs * (feeding.steps_per_epoch or 0))
+    if not found:
+        raise mistake.Mistake(
+            f"num_train_epochs {chosen.num_train_epochs:g} of {feeding.steps_per_epoch} steps an epoch is no "
+            "step; raise it, or set max_steps"
+        )
+    return found
 
 
 def _looked(
@@ -149,8 +164,10 @@ def _looked(
     return teachers.look(chosen, device)
 
 
-def _note_warmup(chosen: config.Options, num_steps: int, display: progress.Display) -> None:
-    """Tell that a run ends before its warm-up does."""
+def _note(chosen: config.Options, num_steps: int, device: ports.Device, display: progress.Display) -> None:
+    """Tell that a run ends before its warm-up does, and that there is nowhere to move activations to."""
+    if chosen.activation_offloading and device.type == "cpu":
+        display.note("activation_offloading does nothing on a CPU, whose memory is the host's")
     rises = choose.num_warmup(chosen, num_steps)
     if rises >= num_steps:
         display.note(
@@ -159,31 +176,40 @@ def _note_warmup(chosen: config.Options, num_steps: int, display: progress.Displ
         )
 
 
-def device(name: str, display: progress.Display, kernel: str = "auto") -> ports.Device:
+def device(chosen: config.Options, display: progress.Display) -> ports.Device:
     """Return the device, its refusal as the caller's mistake; what is passed over is told.
 
+    Attention is tried in the dtype of the run's products. A kernel that was asked for and fails is taken off
+    the device.
+
     Args:
-        name: as the option has it.
+        chosen: the options.
         display: told.
-        kernel: attn_implementation; one that fails here is taken off the device.
     """
+    kernel = chosen.attn_implementation
     try:
-        found, notes = self_test.tested(pick.device(name))
+        started = pick.device(chosen.device)
+        dtype = choose.products(chosen, started)
+        found, notes = self_test.tested(started, dtype)
     except ValueError as problem:
         raise mistake.Mistake(str(problem)) from problem
-    passed_over = pick.passed_over(found) if name == "auto" else None
+    passed_over = pick.passed_over(found) if chosen.device == "auto" else None
     if passed_over is not None:
         display.note(f"device is {found.name}: {passed_over}")
     for note in notes:
         display.note(f"{note}: {found.attention[0]} is taken")
     meant = [kind for kind in found.attention if kind in choose.ATTENTION[kernel]]
-    fault = self_test.fault(meant[0], found) if meant[:1] not in ([], [found.attention[0]]) else None
+    untried = meant[:1] not in ([], [found.attention[0]])
+    fault = self_test.fault(meant[0], found, dtype) if untried else None
     if fault is not None:
         left = tuple(kind for kind in found.attention if kind != meant[0])
         found = attrs.evolve(found, attention=left)
     if fault is not None or (choose.ATTENTION[kernel] and not meant):
         why = f"it fails its self-test ({fault})" if fault else f"{found.name} has no such kernel"
         display.note(f"attn_implementation {kernel}: {why}; {found.attention[0]} is taken, as exact")
+    if chosen.gradient_checkpointing == "selective" and choose.checkpointing(chosen, found) is True:
+        kind = choose.attention(chosen, found)
+        display.note(f"gradient_checkpointing selective: of attention {kind} nothing is kept; true is taken")
     return found
 
 
@@ -205,7 +231,7 @@ def _packing(
         "budget": budget,
         "share": chosen.packing == "tree",
         "shape": shape,
-        "dtype": max(dtype, torch.float32, key=lambda d: d.itemsize),
+        "dtype": precision.wide(dtype),
         "device": device.type,
     }
 
@@ -340,12 +366,12 @@ def _is_mixed(chosen: config.Options) -> bool:
 def _scored(
     chosen: config.Options,
     functions: Sequence[str | Callable[..., Any]],
-    opened: tuple[data.Opened, ...],
+    opened: tuple[tuple[data.Opened, ...], tuple[data.Opened, ...]],
     algorithm: algorithms.Algorithm,
 ) -> tuple[rewards.Reward, ...]:
     """Return what scores completions; where nothing is made of rewards a teacher judges every token."""
     judged = algorithm.rows != "prompts" or (algorithm.columns is None and chosen.teacher_model is not None)
-    return () if judged else generate.functions(chosen, functions, opened)
+    return () if judged else generate.functions(chosen, functions, *opened)
 
 
 def _beside(
@@ -360,4 +386,6 @@ def _beside(
     """
     alone = chosen.use_peft and chosen.ref_model is None
     compared = "reference_logprobs" in algorithm.needs and not alone and not chosen.precompute_ref_log_probs
-    return (shape if compared else None, None if teachers.is_base(chosen) else taught)
+    size = max(shape.element_bytes, 4) if chosen.sync_ref_model else shape.element_bytes
+    reference = attrs.evolve(shape, element_bytes=size) if compared else None
+    return (reference, None if teachers.is_base(chosen) else taught)

@@ -1,34 +1,26 @@
 """What the options of references and teachers must be together, told before anything heavy is imported."""
 
-from collections.abc import Mapping
-
 from shell import about, entries, keys, options
 
 Told = tuple[str, str] | None
-Given = Mapping[str, entries.Entry]
+Given = entries.Given
 
-MOVES = ("ref_model_mixup_alpha", "ref_model_sync_steps")
 ASKED = ("teacher_model_revision", "teacher_model_init_kwargs", "beta", "loss_top_k")
 """What says which teacher, and how it is compared with."""
 TAUGHT = ("dtype", "torch_dtype", "revision", "attn_implementation")
-"""Keys of `teacher_model_init_kwargs`; which kernel runs changes nothing."""
+"""Keys of `teacher_model_init_kwargs`, each with a text; which kernel runs changes nothing."""
 
 
-def reference(algorithm: str, chosen: options.Options, given: Given, *, compared: bool) -> Told:
+def reference(chosen: options.Options, *, compared: bool) -> Told:
     """Find what is wrong with how a reference moves or is kept.
 
     Args:
-        algorithm: a name.
         chosen: the options.
-        given: those that were set.
         compared: whether the loss reads a reference at all.
     """
     for name in ("sync_ref_model", "precompute_ref_log_probs"):
         if getattr(chosen, name) and not compared:
             return name, "true came, and this loss compares with no reference; leave it out."
-    for name in MOVES:
-        if not chosen.sync_ref_model and options.asked(algorithm, chosen, given, name):
-            return name, f"{getattr(chosen, name):g} came, and the reference stays; set sync_ref_model."
     if chosen.sync_ref_model and chosen.use_peft and chosen.ref_model_mixup_alpha != 1:
         return "ref_model_mixup_alpha", (
             f"{chosen.ref_model_mixup_alpha:g} came, and with use_peft what is between two adapters is none "
@@ -61,7 +53,7 @@ def distill(chosen: options.Options, given: Given) -> Told:
             "nothing came; a folder or hub id was wanted, as in --teacher_model BASE"
             + (f"; {chosen.model} is its adapter's own base." if chosen.use_peft else "."),
         )
-    return taught(chosen) or _written(chosen, given)
+    return taught(chosen) or _written(chosen)
 
 
 def own(chosen: options.Options, given: Given) -> Told:
@@ -83,31 +75,41 @@ def taught(chosen: options.Options) -> Told:
     for name, value in asked.items():
         if name not in TAUGHT:
             return "teacher_model_init_kwargs", f"{name} came; {', '.join(TAUGHT)} were wanted."
+        if not isinstance(value, str):
+            return "teacher_model_init_kwargs", f"{name} {value!r} came; a text was wanted, as {name}: '...'."
         known = options.choices("distill", "dtype")
         if "dtype" in name and keys.foreign("dtype", str(value).removeprefix("torch.")) not in known:
             return "teacher_model_init_kwargs", f"{name} {value} came; one of {', '.join(known)} was wanted."
     return None
 
 
-def _written(chosen: options.Options, given: Given) -> Told:
+def _written(chosen: options.Options) -> Told:
     """Find what answers of the student, or of the rows, cannot be."""
     share, num, size = chosen.lmbda or 0.0, chosen.num_generations or 1, chosen.batch_size
     if not share:
-        why = f"{num} came, and with lmbda 0 the student answers nothing; leave it out."
-        return ("num_generations", why) if num > 1 else None
+        return None
     if chosen.streaming:
         return "streaming", f"with lmbda {share:g} rows are prompts, which are read whole; leave it out."
-    if size % num:
-        return "batch_size", (
-            f"{size} completions a step came, and {num} of a prompt (num_generations); whole groups were "
-            f"wanted, as {max(num, size // num * num)}."
-        )
+    if (told := whole_groups(size, num)) is not None:
+        return told
     if share < 1 and num > 1:
         return "num_generations", (
             f"{num} came; with lmbda {share:g} a row is answered once, by the student or by itself: 1 was "
             "wanted."
         )
-    for name in ("completion_only_loss", "assistant_only_loss"):
-        if share == 1 and options.asked("distill", chosen, given, name):
-            return name, "with lmbda 1 the student's answers are what is trained; leave it out."
     return None
+
+
+def whole_groups(batch: int, size: int) -> Told:
+    """Find a step that ends inside of a group.
+
+    Args:
+        batch: completions of a step.
+        size: completions of a prompt.
+    """
+    if batch % size == 0:
+        return None
+    return "batch_size", (
+        f"{batch} completions a step came, and {size} of a prompt (num_generations); whole groups were "
+        f"wanted, as {max(size, batch // size * size)}."
+    )

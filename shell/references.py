@@ -7,6 +7,7 @@ checkpoint.
 import contextlib
 import hashlib
 import pathlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 
 import attrs
@@ -14,10 +15,14 @@ import torch
 from torch import Tensor
 
 from adapters import scalar_head, transformers_lm
-from core import ports, steps
-from shell import adapter, choose, config, entries, low_rank, mistake, resume
+from core import ports, precision, steps
+from shell import adapter, choose, config, entries, low_rank, mistake, resume, states
 
 PREFIX = "reference/"
+# What of a config changes the numbers that a model gives, and no shape of its weights.
+_RECKONED = re.compile(
+    "rope|rotary|alibi|eps|window|softcap|clip|scal|multiplier|hidden_act|activation|layer_types|heads|topk|experts_per"
+)
 # What makes the weights that a run starts from.
 _STARTS = ("model", "revision", "init_from", "seed", "tokenizer", *adapter.OWN)
 
@@ -88,6 +93,11 @@ def of(
             f"reference {origin.init_from or origin.model} is another kind of model ({odd[0]} differs); one "
             "with the layers and the vocabulary of the policy was wanted"
         )
+    if odd := _otherwise(model, other):
+        raise mistake.Mistake(
+            f"reference {origin.init_from or origin.model}: its {odd}. A reference runs by the policy's "
+            "config; one with the same was wanted"
+        )
     if follows:
         raise mistake.Mistake(
             f"sync_ref_model and ref_model {chosen.ref_model}: a reference that follows an adapter is one of "
@@ -95,6 +105,37 @@ def of(
         )
     found = {n: found[n].to(device=p.device, dtype=p.dtype) for n, p in whole.items()}
     return Reference(params=found, fingerprint=digest(found))
+
+
+def _otherwise(policy: transformers_lm.TransformersLM, other: transformers_lm.TransformersLM) -> str:
+    """Say what of two configs makes other numbers of the same weights; empty: nothing."""
+    own, its = (m.module.config.get_text_config().to_dict() for m in (policy, other))
+    for name in sorted(own.keys() & its.keys()):
+        if _RECKONED.search(name) and own[name] != its[name]:
+            return f"{name} is {its[name]} there and {own[name]} here"
+    return ""
+
+
+def moving(reference: Reference) -> Reference:
+    """Hold parameters in float32 or better: in a narrower type small moves would be rounded away.
+
+    Args:
+        reference: as it was loaded.
+    """
+    held = {n: precision.widened(p) for n, p in (reference.params or {}).items()}
+    return attrs.evolve(reference, params=states.aligned(held))
+
+
+def rounded(reference: ports.Params | None, params: ports.Params) -> ports.Params | None:
+    """Return a reference as a model reads it: where it moves it is held wider than the policy is.
+
+    Args:
+        reference: where it stands.
+        params: of the policy.
+    """
+    if reference is None:
+        return None
+    return {n: p.to(params[n].dtype) if n in params else p for n, p in reference.items()}
 
 
 def beside(

@@ -9,11 +9,9 @@ import yaml
 from torch import Tensor
 
 from adapters import loading, scalar_head, transformers_lm
-from shell import adapter, checkpoint, config, feed, folders, low_rank, mistake, states
+from shell import adapter, checkpoint, config, feed, folders, low_rank, mistake, places, states
 
-# What a start that was killed before its first checkpoint leaves behind.
 MASTERS = "optimizer/masters/"
-SCRAPS = {"prepared", "config.yaml", "metrics.jsonl", "run.json", ".lock"}
 
 
 def find(
@@ -32,10 +30,11 @@ def find(
     """
     chosen = command.options
     taken = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
-    if chosen.resume == "never" and taken - SCRAPS:
+    if chosen.resume == "never" and taken - places.SCRAPS:
         raise mistake.Mistake(
             f"output_dir {folder} holds a run and resume is never; name another folder, or say --resume auto"
         )
+    places.check(folder)
     passed: list[str] = []
     newest = checkpoint.newest(folder, note=passed.append)
     if newest is None and passed:
@@ -46,13 +45,12 @@ def find(
     for line in passed:
         note(line)
     if newest is None:
+        places.check_anew(folder, command.algorithm, chosen)
         return None
     saved = checkpoint.load(newest, check=False)
     with states.reading(newest):
         old = dict(yaml.safe_load(saved.values["options"]))
-        changed = config.changes(old, chosen)
-        if saved.values["algorithm"] != command.algorithm:
-            changed = ["algorithm", *changed]
+        changed = _changed(saved, old, command)
     if changed and chosen.resume != "force":
         raise mistake.Mistake(_other_run(folder, changed, command, old, saved.values["algorithm"]))
     if changed:
@@ -94,6 +92,31 @@ def compare(
             f"{who} the steps, {before} did before: sums are taken in another order, "
             "so numbers agree up to rounding only"
         )
+
+
+def budget(
+    fits: int, saved: checkpoint.Saved | None, chosen: config.Options, note: Callable[[str], None]
+) -> int:
+    """Return the most unique tokens of a forward: those that the run began with, where nobody set a number.
+
+    What fits follows the memory that is free, the ranks and what is offloaded; other packs would round other
+    sums, and plan other sizes.
+
+    Args:
+        fits: by the estimate now, or as asked for.
+        saved: the checkpoint that the run goes on from; None: it begins.
+        chosen: the options.
+        note: told where the run began with more than fits now.
+    """
+    before = None if saved is None else saved.values.get("token_budget")
+    if chosen.token_budget is not None or not before:
+        return fits
+    if fits < before:
+        note(
+            f"token_budget is {before}, as the run began with, and by the estimate {fits} fit now; where "
+            f"memory runs out, say --token_budget {fits} --resume force"
+        )
+    return before
 
 
 def _check_rows(saved: checkpoint.Saved, rows: feed.Feed, chosen: config.Options) -> None:
@@ -209,6 +232,14 @@ def _of_model(folder: pathlib.Path, chosen: config.Options, *, scalar: bool) -> 
         return loading.load(str(folder), dtype=torch.float32, trust_remote_code=trusted, scalar_seed=seed)[1]
     except (OSError, ValueError) as problem:
         raise mistake.Mistake(f"init_from {folder}: {' '.join(str(problem).split())}") from problem
+
+
+def _changed(saved: checkpoint.Saved, old: Mapping[str, object], command: config.Command) -> list[str]:
+    """Name what a run was made with otherwise than is asked for now."""
+    changed = config.changes(old, command.options)
+    if command.options.max_length == saved.values.get("max_length", old.get("max_length")):
+        changed = [name for name in changed if name != "max_length"]  # what ran: its config.yaml says so
+    return ["algorithm", *changed] if saved.values["algorithm"] != command.algorithm else changed
 
 
 def _other_run(

@@ -2,8 +2,9 @@
 
 A function is called once for many completions, with lists of one entry each: `prompts`, `completions`,
 `completion_ids` and every column of the dataset by its name; and with `trainer_state`,
-`log_extra(name, values)` and `log_metric(name, value)`. It takes any of them, or all by `**kwargs`. It
-returns a number for each completion, or None where it abstains. It may be async; those run together.
+`log_extra(name, values)` and `log_metric(name, value)`. It takes any of them, or all by `**kwargs`; what it
+changes of them, it changes for itself. It returns a number for each completion, or None where it abstains.
+It may be async; those run together.
 
 Completions of prompts that are messages come as messages, `[{"role": "assistant", "content": ...}]`; of
 text, as text.
@@ -11,10 +12,13 @@ text, as text.
 
 import asyncio
 import concurrent.futures
+import copy
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+import pathlib
+import re
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import attrs
@@ -23,6 +27,30 @@ import numpy as np
 from core import metrics
 from shell import mistake, named_rewards, own, translate
 
+THEIRS = {
+    "accuracy_reward": "reasoning_accuracy",
+    "get_repetition_penalty_reward": "repetition",
+    "get_soft_overlong_punishment": "overlong",
+    "reasoning_accuracy_reward": "reasoning_accuracy",
+    "think_format_reward": "think_format",
+}
+"""What other people call functions that have a name here."""
+LARGEST = 1e30
+"""Most of a reward, either way: its square is still a number, and it is one in float32."""
+OF_RUNS = frozenset(
+    (
+        *("step", "epoch", "loss", "grad_norm", "learning_rate", "num_tokens", "step_time", "peak_memory_gb"),
+        *("reward", "reward_std", "frac_reward_zero_std", "kl", "entropy", "empty_steps", "on_policy_frac"),
+        *("cispo_clip_ratio", "entropy_coef"),
+        *("prompt", "completion", "ended"),
+    )
+)
+"""Names in metrics.jsonl and completions.jsonl that no function may give to what it logs."""
+OF_RUNS_BELOW = (
+    *("eval_", "rewards/", "completions/", "sampling/", "clip_ratio/", "perf/", "batch/", "compile/"),
+    metrics.NONFINITE,
+)
+"""What such names begin with."""
 OFFERED = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 
 
@@ -124,18 +152,19 @@ def find(
     return tuple(found)
 
 
-def check(rewards: Sequence[Reward], columns: Sequence[str]) -> None:
+def check(rewards: Sequence[Reward], columns: Sequence[str], what: str = "dataset") -> None:
     """Refuse a function that takes what nobody gives it, before there is anything to score.
 
     Args:
         rewards: from `find`.
         columns: of the dataset.
+        what: how that is called.
 
     Raises:
         Mistake: names the function, and what it takes.
     """
     for each in rewards:
-        _check(each, _named(each.function)[0], [*columns, *OFFERED])
+        _check(each, _named(each.function)[0], [*columns, *OFFERED], what)
 
 
 def score(rewards: Sequence[Reward], answers: Answers, state: State) -> Scored:
@@ -157,8 +186,8 @@ def score(rewards: Sequence[Reward], answers: Answers, state: State) -> Scored:
         "completions": list(answers.completions),
         "completion_ids": [list(ids) for ids in answers.completion_ids],
         "trainer_state": state,
-        "log_extra": lambda name, values: extras.update({str(name): list(values)}),
-        "log_metric": lambda name, value: logged.setdefault(str(name), []).append(float(value)),
+        "log_extra": lambda name, values: extras.update({_free(name): list(values)}),
+        "log_metric": lambda name, value: logged.setdefault(_free(name), []).append(float(value)),
     }
     returned = _all([_called_with(each, offered) for each in rewards], rewards)
     count = len(answers.completions)
@@ -181,7 +210,21 @@ def _called_with(reward: Reward, offered: Mapping[str, Any]) -> Any:
     named, anything = _named(reward.function)
     _check(reward, named, list(offered))
     taken = dict(offered) if anything else {p.name: offered[p.name] for p in named if p.name in offered}
+    # A list that one function empties is another's, too, and a message in it is one of the dataset.
+    taken = {name: copy.deepcopy(value) if _is_data(value) else value for name, value in taken.items()}
     return own.guarded(f"reward {reward.name}", reward.function)(**taken)
+
+
+def _is_data(value: Any) -> bool:
+    """Say whether what is offered could be changed by who takes it."""
+    return isinstance(value, list | tuple)
+
+
+def _free(name: Any) -> str:
+    """Return the name of what a function logs, unless the run logs something of that name itself."""
+    if str(name) in OF_RUNS or str(name).startswith(OF_RUNS_BELOW):
+        raise ValueError(f"{name} is a name of the run's own numbers; log it under another one")
+    return str(name)
 
 
 def _named(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], bool]:
@@ -194,14 +237,16 @@ def _named(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], bool]
     return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
-def _check(reward: Reward, named: Sequence[inspect.Parameter], offered: Sequence[str]) -> None:
+def _check(
+    reward: Reward, named: Sequence[inspect.Parameter], offered: Sequence[str], what: str = "dataset"
+) -> None:
     """Refuse a function that takes what is not offered."""
     lacking = [p.name for p in named if p.default is p.empty and p.name not in offered]
     if not lacking:
         return
     columns = [name for name in offered if name not in (*OFFERED, "prompt", "completion")]
     raise mistake.Mistake(
-        f"reward {reward.name} takes {lacking[0]!r}, which is no column of the dataset "
+        f"reward {reward.name} takes {lacking[0]!r}, which is no column of the {what} "
         f"({', '.join(columns) or 'there are none beside prompt'})." + translate.hint(lacking[0], offered)
     )
 
@@ -213,7 +258,7 @@ def _all(returned: Sequence[Any], rewards: Sequence[Reward]) -> list[Any]:
         return list(returned)
 
     async def gathered() -> list[Any]:
-        return await asyncio.gather(*waiting.values(), return_exceptions=True)
+        return await asyncio.gather(*map(_caught, waiting.values()), return_exceptions=True)
 
     try:
         asyncio.get_running_loop()
@@ -230,13 +275,24 @@ def _all(returned: Sequence[Any], rewards: Sequence[Reward]) -> list[Any]:
     return values
 
 
+async def _caught(waiting: Any) -> Any:
+    """Wait, and return what was raised: an exit would end the loop, and the program with it."""
+    try:
+        return await waiting
+    except own.FAILURES as problem:
+        return problem
+
+
 def _checked(values: Any, name: str, count: int) -> np.ndarray:
     """Return a function's numbers, NaN for None."""
     try:
+        if isinstance(values, Mapping | Set | str | bytes):
+            raise TypeError("its order or its letters would be taken for rewards")
         listed = list(values.tolist() if hasattr(values, "tolist") else values)
-    except TypeError:
+    except (TypeError, ValueError, RuntimeError):
         raise mistake.Mistake(
-            f"reward {name} returned {values!r}; a list of {count} numbers was wanted, one a completion."
+            f"reward {name} returned {_short(values)}; a list of {count} numbers was wanted, one a "
+            "completion."
         ) from None
     if len(listed) != count:
         raise mistake.Mistake(
@@ -249,26 +305,53 @@ def _number(value: Any, name: str, place: int) -> float:
     """Read one number."""
     if value is None:
         return math.nan
-    value = value.item() if hasattr(value, "item") else value
-    if not isinstance(value, numbers.Real) or math.isinf(value):
+    try:
+        value = value.item() if hasattr(value, "item") else value
+        read = float(value) if isinstance(value, numbers.Real) else math.inf
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # several numbers, or one that is too large
+        read = math.inf
+    if abs(read) > LARGEST:
         raise mistake.Mistake(
-            f"reward {name} returned {str(value)[:40]!r} for completion {place}; a finite number was "
-            "wanted, or None to abstain."
+            f"reward {name} returned {_short(value)} for completion {place}; a finite number of at most "
+            f"{LARGEST:g} was wanted, or None to abstain."
         )
-    return float(value)
+    return read
+
+
+def _short(value: Any) -> str:
+    """Write what came in a few words."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _imported(name: str, makers: Mapping[str, Any]) -> Callable[..., Any]:
     """Import the caller's own function."""
+    file, _, function = name.partition(":")
+    if file.endswith(".py"):
+        folder, called = pathlib.Path(file).parent, f"{pathlib.Path(file).stem}:{function or 'FUNCTION'}"
+        where = "" if str(folder) == "." else f" and start in {folder}, or have it in PYTHONPATH"
+        raise mistake.Mistake(
+            f"reward_funcs: {name!r} came; module:function was wanted: write {called}{where}."
+        )
     if ":" not in name:
         raise mistake.Mistake(
             f"reward_funcs: {name!r} came; one of {', '.join(sorted(makers))} or module:function was wanted."
-            + translate.hint(name, makers)
+            + _hint(name, makers)
         )
     found = own.imported(name, "reward_funcs:")
     if not callable(found):
         raise mistake.Mistake(f"reward_funcs: {name} is a {type(found).__name__}; a function was wanted.")
     return found
+
+
+def _hint(name: str, makers: Mapping[str, Any]) -> str:
+    """Return what was meant by a name that is none: a folder, a dotted path, one of other people's names."""
+    if pathlib.Path(name).is_dir():
+        return f" {name} is a folder: a model scores by a function that loads it."
+    if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", name):
+        module, _, function = name.rpartition(".")
+        return f" Write {module}:{function}."
+    return f" Did you mean {THEIRS[name]}?" if name in THEIRS else translate.hint(name, makers)
 
 
 def _called(name: str | Callable[..., Any]) -> str:

@@ -50,7 +50,6 @@ class Rollouts:
         model: ports.Model,
         algorithm: algorithms.Algorithm,
         packing: Mapping[str, Any],
-        reference: ports.Params | None,
         mask_truncated: bool,
         num_steps: int,
         keep_masked: bool = False,
@@ -64,14 +63,14 @@ class Rollouts:
             model: scores what was written, at the temperature of the sampling.
             algorithm: makes columns of rewards.
             packing: how packs are made, the arguments of `feed.packs`.
-            reference: the frozen parameters, if the algorithm needs any.
             mask_truncated: leave completions that were cut off out of the loss, and of the others' baseline.
             num_steps: of the whole run, for reward functions.
             keep_masked: leave what is left out of the loss in the others' baseline.
             tries: how often a round draws further prompts in the place of those that teach nothing.
         """
         self._plan, self._asking, self._model, self._algorithm = plan, asking, model, algorithm
-        self._packing, self._reference, self._num_steps = dict(packing), reference, num_steps
+        self._packing, self._num_steps = dict(packing), num_steps
+        self._reference: ports.Params | None = None
         self._mask, self._keep_masked, self._tries = mask_truncated, keep_masked, tries
         self._held: list[list[sample.Sample]] = []
 
@@ -86,9 +85,9 @@ class Rollouts:
 
         Args:
             state: the policy that draws, and the place.
-            reference: where it stands now; None: where it stood at first.
+            reference: what it is compared with, where it stands now; None: with nothing.
         """
-        self._reference = self._reference if reference is None else reference
+        self._reference = reference
         place = state.place
         assert isinstance(place, tuple)
         now, made = self._plan.round(place), place[1]
@@ -97,15 +96,19 @@ class Rollouts:
             means, table, used = self._visit(state, now)
             place = place if used == len(now.rows) else (*place, used)
         samples, place = self._held[made % now.num_slices], self._plan.after(place)
-        if place[1] == 0:
-            self._held = []
         if not any(one.trained.any() for one in samples):
             means = {**means, "empty_steps": metrics.Sum(total=1.0)}
         return Drawn(samples=samples, place=place, means=means, table=table)
 
-    def split(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return what a round wrote for steps still to come, for a checkpoint."""
-        return buffer.split(self._held)
+    def split(self, place: feed.Place) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return what a round wrote for steps still to come, for a checkpoint.
+
+        Args:
+            place: of the next step. A round is held until the next one is drawn, since a step that was drawn
+                for and then failed is still to come.
+        """
+        assert isinstance(place, tuple)
+        return buffer.split(self._held if place[1] else [])
 
     def join(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Take it back.
@@ -138,13 +141,14 @@ class Rollouts:
             )  # fmt: skip
             found = metrics.merge(found, metrics.host(answers.measured(answered, self._asking.functions)))
             written += [attrs.evolve(_written(answered, i, True), unit=n) for i, n in enumerate(numbers)]
+        seen = measure.read(found, every=most is not None)
         alone = ("reward_std", "frac_reward_zero_std")  # a group of one has none
-        read = {f"eval_{name}": n for name, n in metrics.values(found).items() if name not in alone}
+        read = {f"eval_{name}": n for name, n in seen.items() if name not in alone}
         if self._asking.functions:
             return read
         return read | measure.measure(
             self._model, self._algorithm, state.params, measure.Listed(listed=written), carry=state.carry,
-            packing=self._packing, batch_size=self._plan.batch_size, ranks=self._asking.ranks,
+            packing=self._packing, batch_size=self._plan.batch_size, ranks=self._asking.ranks, most=most,
         )  # fmt: skip
 
     def _where(self, state: steps.TrainState) -> rewards.State:

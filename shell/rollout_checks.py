@@ -1,11 +1,9 @@
 """What the options of rollouts and policy losses must be together, told before anything heavy is imported."""
 
-from collections.abc import Mapping
-
 from shell import about, entries, options, reference_checks
 
-Told = tuple[str, str] | None
-Given = Mapping[str, entries.Entry]
+Told = reference_checks.Told
+Given = entries.Given
 
 CLIPPED = ("grpo", "dapo", "bnpo", "dr_grpo", "luspo", "gspo", "dapo_prompts")
 OF_SEQUENCES = ("grpo", "dapo", "bnpo", "luspo", "gspo")
@@ -63,11 +61,7 @@ def _unread(chosen: options.Options, given: Given) -> Told:
 
 
 def _entropy(chosen: options.Options, given: Given) -> Told:
-    """Find numbers of an entropy coefficient that stays as it is, or bounds that do not hold it."""
-    names = ("entropy_target", "entropy_coef_delta", "entropy_coef_min", "entropy_coef_max")
-    unread = [name for name in names if options.asked("grpo", chosen, given, name)]
-    if unread and not chosen.use_adaptive_entropy:
-        return unread[0], "only an adaptive coefficient reads it; set use_adaptive_entropy."
+    """Find bounds that do not hold the coefficient of entropy."""
     low, high = chosen.entropy_coef_min or 0.0, chosen.entropy_coef_max or 0.0
     first = chosen.entropy_coef or 0.0
     if low > high:
@@ -129,13 +123,7 @@ def _groups(chosen: options.Options, compared: bool) -> Told:
     size, batch = chosen.num_generations or 1, chosen.batch_size
     if compared and size < 2:
         return "num_generations", f"{size} came; answers are compared with others, so at least 2 were wanted."
-    if batch % size:
-        near = max(size, batch // size * size)
-        return "batch_size", (
-            f"{batch} completions a step came, and {size} of a prompt (num_generations); whole groups were "
-            f"wanted, as {near}."
-        )
-    return None
+    return reference_checks.whole_groups(batch, size)
 
 
 def _rollouts(chosen: options.Options) -> Told:

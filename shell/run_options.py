@@ -8,6 +8,8 @@ import attrs
 
 from shell import about
 
+MAX_SEED = 2**32 - 1
+"""Most that every generator takes, NumPy's too."""
 _model = partial(about.option, "model")
 _data = partial(about.option, "data")
 _run = partial(about.option, "run")
@@ -64,7 +66,8 @@ class RunOptions:
         differs=about.by(about.GENERATING, None),
     )
     truncation: Literal["keep_start", "keep_end", "drop", "split"] = _data(
-        "keep_start", "what becomes of a longer sequence; cuts and drops are counted"
+        "keep_start",
+        "what becomes of a longer sequence; prompts that the policy answers are dropped and never cut",
     )
     shuffle_dataset: bool = _data(True, "draw rows in a new order each epoch")
 
@@ -74,9 +77,9 @@ class RunOptions:
     max_steps: int | None = _run(
         None, "optimizer steps; set, it wins over num_train_epochs", low=1, result=False
     )
-    num_train_epochs: float = _run(3.0, "passes over the rows", above=0, result=False)
-    seed: int = _run(42, "of initial weights, dropout and sampling", low=0)
-    data_seed: int | None = _run(None, "of the order of rows; seed when not set", low=0)
+    num_train_epochs: float = _run(3.0, "passes over the rows", above=0, high=1e9, result=False)
+    seed: int = _run(42, "of initial weights, dropout and sampling", low=0, high=MAX_SEED)
+    data_seed: int | None = _run(None, "of the order of rows; seed when not set", low=0, high=MAX_SEED)
     resume: Literal["auto", "never", "force"] = _run(
         "auto",
         "auto continues; never refuses a folder in use; force continues under new options",
@@ -90,7 +93,14 @@ class RunOptions:
         500, "steps between saves; below 1 a part of the run", above=0, result=False
     )
     save_total_limit: int | None = _run(None, "most checkpoints kept", low=1, result=False)
-    metric_for_best_model: str | None = _run(None, "the metric whose best checkpoint is kept", result=False)
+    metric_for_best_model: str | None = _run(
+        None, "the metric whose best checkpoint is kept and named; the last weights are written", result=False
+    )
+    load_best_model_at_end: bool = _run(
+        False,
+        "write the best checkpoint's weights in the end; by loss where no metric is named",
+        result=False,
+    )
     greater_is_better: bool | None = _run(
         None, "not set: false for a metric that ends in loss, else true", result=False
     )
@@ -135,7 +145,9 @@ class RunOptions:
     adam_epsilon: float = _step(1e-8, "keeps the quotient finite", above=0)
     max_grad_norm: float = _step(1.0, "gradients are scaled down to this norm; 0: never", low=0)
 
-    batch_size: int = _batch(8, "rows, pairs or completions in an optimizer step, over all ranks", low=1)
+    batch_size: int = _batch(
+        8, "rows, pairs or completions in an optimizer step, over all ranks", low=1, high=2**24
+    )
     token_budget: int | None = _batch(
         None, "most unique tokens in a forward on one device; not set: planned", low=1
     )

@@ -3,11 +3,12 @@
 The engine, the template and the numbers of sampling are those that training from rewards draws with.
 """
 
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
 
-from shell import asked, entry, mistake
+from shell import asked, entry, hubs, mistake
 
 USAGE = 'python -m shell.sample MODEL --prompt "..." | --prompts FILE | --dataset DATASET [--key value ...]'
 HELP = f"""usage: {USAGE}
@@ -24,7 +25,8 @@ beside it
   --temperature 0   takes the likeliest token each time
 
 The other keys, with what is taken when they are not set: {{keys}}.
-A file of them may be named with --config; what it says of training is named and ignored."""
+A file of them may be named with --config, such as a run's own OUT/config.yaml; what it says of training is
+named and ignored, what the command line says of weights and prompts wins over it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,9 +44,15 @@ def run(words: Sequence[str]) -> int:
         raise mistake.Mistake(f"no MODEL came first; {USAGE} was wanted.")
     with tempfile.TemporaryDirectory() as folder:
         wanted = asked.read(words, folder)
+        if hubs.fetched(wanted.command.options):  # what an adapter of the hub is, is known only now
+            wanted = asked.read(words, folder)
         from shell import completing  # torch: only after the options are right
 
-        return completing.complete(wanted, folder)
+        try:
+            return completing.complete(wanted, folder)
+        except mistake.Mistake as told:  # the rows of texts lie in a file that nobody named
+            text = str(told).replace(os.path.join(folder, "rows.jsonl"), "--prompt")
+            raise mistake.Mistake(text) from told
 
 
 if __name__ == "__main__":

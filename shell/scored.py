@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from core import algorithms, ports
-from core.plan import batching, sample
+from core.plan import sample
 from shell import feed
 
 
@@ -37,14 +37,12 @@ def logprobs(
         ranks: who shares the work.
     """
     kept = trained(samples)
-    packs = feed.packs(kept, algorithm, needs=(), ranks=ranks, **packing)
-    plan = batching.assign(
-        kept, budget=packing["budget"], couples=algorithm.couples, num_ranks=ranks.num,
-        share=packing["share"], shape=packing["shape"],
-    )  # fmt: skip
+    planning = {name: packing[name] for name in ("budget", "share", "shape")}
+    own = feed.members(kept, algorithm, ranks=ranks, **planning)
+    packs = feed.packs(kept, algorithm, needs=(), ranks=ranks, own=own, **packing)
     starts = np.cumsum([0, *(len(one.tokens) for one in kept)])
     found = torch.zeros(int(starts[-1]), dtype=packing["dtype"])
-    for members, each in zip(plan[ranks.index], packs, strict=True):
+    for members, each in zip(own, packs, strict=True):
         rows = [starts[i] + np.flatnonzero(kept[i].trained) for i in members]
         places = torch.from_numpy(np.concatenate(rows) if rows else np.zeros(0, np.int64))
         told = model.predict(params, each, None).logprobs

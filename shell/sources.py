@@ -162,8 +162,8 @@ def _opened(
         return _sliced(_saved(place, name), start, stop)
     if place.is_dir():
         return _sliced(_folder(place, name), start, stop)
-    if place.suffix in about.FILES or path.startswith((".", "/", "~")) or path.count("/") > 1:
-        raise mistake.Mistake(f"dataset: there is no file or folder {path}{_nearest(place)}.")
+    if os.path.lexists(place) or _is_local(path):
+        raise _missing(path, place)
     return _hub(path, config, split, streaming)
 
 
@@ -352,6 +352,20 @@ def _named(name: str, rows: Sequence[Row]) -> Source:
 def _digest(text: str) -> str:
     """Return a short hash."""
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _is_local(path: str) -> bool:
+    """Say whether a name can be none of the hub's."""
+    suffix = pathlib.Path(path).suffix
+    return suffix in about.FILES or path.startswith((".", "/", "~")) or path.count("/") > 1
+
+
+def _missing(path: str, place: pathlib.Path) -> mistake.Mistake:
+    """Say that there is nothing of a name, or what is there that is neither a file nor a folder."""
+    if not os.path.lexists(place):
+        return mistake.Mistake(f"dataset: there is no file or folder {path}{_nearest(place)}.")
+    what = "a link to where nothing is" if place.is_symlink() else "a pipe or a device, read only once"
+    return mistake.Mistake(f"dataset: {path} is {what}; a file of rows or a folder of files is wanted.")
 
 
 def _nearest(path: pathlib.Path) -> str:

@@ -1,6 +1,7 @@
 """TrainState to what a checkpoint holds, and back."""
 
 import contextlib
+import json
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from core import record, steps
 from shell import mistake
 
 STATIC = ("step", "key", "place")
+_LINE = 64  # bytes, as torch allocates on a CPU
 INSTEAD = "Begin anew in another output_dir; --init_from takes the weights along"
 
 
@@ -38,9 +40,34 @@ def reading(folder: pathlib.Path) -> Iterator[None]:
     ) as problem:
         told = " ".join(f"{type(problem).__name__}: {problem}".split())
         raise mistake.Mistake(
-            f"{folder} cannot be gone on from: its values are not those that a run writes ({told}). Remove "
+            f"{folder} cannot be resumed from: its values are not those that a run writes ({told}). Remove "
             "it, so that the one before is taken, or name another output_dir"
         ) from problem
+
+
+def run_options(folder: pathlib.Path) -> dict[str, Any] | None:
+    """Return the options of the run that a checkpoint is of, None where a folder is no checkpoint.
+
+    Args:
+        folder: any.
+    """
+    try:
+        values = json.loads((folder / "state.json").read_text(encoding="utf-8"))["values"]
+        return dict(yaml.safe_load(values["options"]))
+    except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError):
+        return None
+
+
+def aligned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors at addresses as an allocator gives them, copies of those that lie where a file had them.
+
+    A CPU's products take another way, and round otherwise, where numbers begin within a line of its cache: a
+    run that goes on would not be the run that never stopped.
+
+    Args:
+        tensors: by path.
+    """
+    return {path: t if t.data_ptr() % _LINE == 0 else t.clone() for path, t in tensors.items()}
 
 
 def split(state: steps.TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from shell import checks, config, entry
+from shell import config, entry, places
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(words: Sequence[str]) -> int:
     """Read the words, then load torch and train."""
     command = config.fetched(lambda: config.parse(words))
-    checks.placed(command.options)
+    places.placed(command.options)
     from shell import jobs  # torch: only after the options are right
 
     return jobs.train(command)

@@ -1,6 +1,7 @@
 """From keys as they were written to values of our own options, with a line for each that is ignored."""
 
 import difflib
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -74,7 +75,8 @@ def _refuse(entry: entries.Entry, refused: keys.Refused) -> None:
     """Refuse a key unless it asks for what is done anyway."""
     value = entry.read()
     if not any(value == fine and isinstance(value, bool) == isinstance(fine, bool) for fine in refused.fine):
-        raise mistake.Mistake(f"{entry.where}: {entry.came()}, and it has no equal here; {refused.instead}.")
+        came = "it came" if entry.bare else entry.came()
+        raise mistake.Mistake(f"{entry.where}: {came}, and it has no equal here; {refused.instead}.")
 
 
 def _negated(entry: entries.Entry) -> entries.Entry:
@@ -101,7 +103,7 @@ def _together(found: dict[str, entries.Entry]) -> None:
     if "bf16" in found:
         _half(found, found["bf16"])
     rise = found.get("warmup_steps")
-    if rise is not None and isinstance(part := rise.read(), float):
+    if rise is not None and isinstance(part := rise.read(), float) and math.isfinite(part):
         _rise(found, rise, part)
     parts = {name: found.pop(name) for name in _BATCH if name in found}
     if parts:

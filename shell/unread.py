@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 from core import algorithms
-from shell import about, config, entries, mistake, options, reference_checks
+from shell import about, config, entries, idle, mistake, options, reference_checks
 
 TEACHING = ("teacher_model", *reference_checks.ASKED)
 MASKS = ("completion_only_loss", "assistant_only_loss")
+REWARDED = ("reward_funcs", "reward_weights", "dynamic_sampling")
 BOTH = ("temperature",)
 """What completions are drawn at, and a teacher is compared at."""
 
@@ -23,7 +24,7 @@ def check(command: config.Command, found: algorithms.Algorithm) -> None:
     """
     if command.algorithm in about.ALGORITHMS:
         return
-    for name, why in _idle(found):
+    for name, why in _idle(found, taught=command.options.teacher_model is not None):
         if options.asked(command.algorithm, command.options, command.given, name):
             came = entries.shown(getattr(command.options, name))
             raise mistake.Mistake(f"{name}: {came} came, and {command.algorithm} {why}; leave it out.")
@@ -34,19 +35,27 @@ def check(command: config.Command, found: algorithms.Algorithm) -> None:
         )
 
 
-def _idle(found: algorithms.Algorithm) -> Iterator[tuple[str, str]]:
-    """Give the options that an algorithm does not read, and why."""
-    taught, rows = "divergences" in found.reads, found.rows
+def _idle(found: algorithms.Algorithm, *, taught: bool) -> Iterator[tuple[str, str]]:
+    """Give the options that an algorithm does not read, and why; `taught`: there is a teacher."""
+    if found.rows == "prompts":
+        yield "truncation", idle.UNCUT.rpartition(";")[0]
     for name in options.FIELDS:
         if about.OWN not in (options.known(name).only or ()):
             continue
-        if name == "ref_model":
-            read, why = "reference_logprobs" in found.needs, "needs no reference_logprobs"
-        elif name in TEACHING:
-            read, why = taught, "reads no divergences"
-        elif name in MASKS:
-            read, why = rows == "text", f"trains on {rows}, which say themselves what is trained"
-        else:
-            read, why = rows == "prompts" or (taught and name in BOTH), f"draws no completions of {rows}"
+        read, why = _read(name, found, judged=taught and found.columns is None)
         if not read:
             yield name, why
+
+
+def _read(name: str, found: algorithms.Algorithm, *, judged: bool) -> tuple[bool, str]:
+    """Say whether an algorithm reads an option, and why not; `judged`: a teacher stands in for rewards."""
+    taught, rows = "divergences" in found.reads, found.rows
+    if name == "ref_model":
+        return "reference_logprobs" in found.needs, "needs no reference_logprobs"
+    if name in TEACHING:
+        return taught, "reads no divergences"
+    if name in MASKS:
+        return rows == "text", f"trains on {rows}, which say themselves what is trained"
+    if name in REWARDED and rows == "prompts":
+        return not judged, "makes nothing of rewards: its teacher judges every token"
+    return rows == "prompts" or (taught and name in BOTH), f"draws no completions of {rows}"

@@ -33,6 +33,11 @@ def statements(function: ast.AST) -> int:
     )
 
 
+def test_float32_or_better_is_said_in_one_place():
+    said = [path.name for path in OURS if "promote_types" in path.read_text()]
+    assert said == ["precision.py"]
+
+
 def test_imports_follow_the_direction_of_the_house(monkeypatch, capsys):
     monkeypatch.chdir(paths.ROOT)
     status = cli.lint_imports(config_filename="pyproject.toml", no_cache=True)

@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 from jaxtyping import Int64
 
-from core import keys
+from core import keys, whole
 from core.plan import cost, prefix_order
 from core.plan import sample as samples_
 
@@ -52,12 +52,12 @@ def assign(
         Indices of samples, `[rank][pack]`; an empty tuple is a pack with nothing in it.
 
     Raises:
-        ValueError: `couples` is another word, or budget or number of ranks is below 1.
+        ValueError: `couples` is another word, or budget or number of ranks is no whole number from 1 up.
     """
     if couples not in COUPLES:
         raise ValueError(f"couples is {couples!r}; one of {', '.join(COUPLES)} is wanted.")
-    if budget < 1 or num_ranks < 1:
-        raise ValueError(f"budget {budget} and num_ranks {num_ranks} came; both must be at least 1.")
+    budget = whole.number("budget", budget, least=1)
+    num_ranks = whole.number("num_ranks", num_ranks, least=1)
     if not samples:
         return ((),) * num_ranks
     table = _table(samples, share, shape)
@@ -80,12 +80,16 @@ def order(num_rows: int, *, seed: int | None, epoch: int) -> Int64[np.ndarray, "
 
     Returns:
         A permutation, int64 `[num_rows]`.
+
+    Raises:
+        ValueError: a number is not whole, or the number of rows or of the epoch is negative.
     """
-    rows = np.arange(num_rows, dtype=np.int64)
+    rows = np.arange(whole.number("num_rows", num_rows), dtype=np.int64)
+    turn = whole.number("epoch", epoch)
     if seed is None:
         return rows
-    start = np.array([seed % 2**64], np.uint64)
-    stream = keys.mixed(keys.mixed(start) + np.uint64(epoch))
+    start = np.array([whole.number("seed", seed, least=None) % 2**64], np.uint64)
+    stream = keys.mixed(keys.mixed(start) + np.uint64(turn))
     return np.argsort(keys.mixed(stream + rows.astype(np.uint64)), kind="stable")
 
 

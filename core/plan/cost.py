@@ -1,12 +1,16 @@
 """FLOPs of training on a forest, and what sharing saves: plain arithmetic on a model's shape."""
 
 from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
 
 import attrs
 import numpy as np
 
 from core.plan import prefix_tree
 from core.plan import sample as samples_
+
+Checkpointing: TypeAlias = Literal[False, True, "selective"]
+"""What the backward makes again: nothing, layers, or layers but for their attention in blocks."""
 
 
 @attrs.frozen(kw_only=True)
@@ -94,7 +98,9 @@ def layer_weights(shape: ModelShape) -> int:
     return attention + (3 if shape.gated else 2) * shape.hidden * shape.intermediate
 
 
-def flops(shape: ModelShape, nodes: int, pairs: int, edges: int, *, checkpointing: bool | str = False) -> int:
+def flops(
+    shape: ModelShape, nodes: int, pairs: int, edges: int, *, checkpointing: Checkpointing = False
+) -> int:
     """FLOPs of one forward and backward; a multiply and an add are two.
 
         forward  = layers (2 weights nodes + 4 heads head_dim pairs) + 2 hidden vocab edges
@@ -108,8 +114,7 @@ def flops(shape: ModelShape, nodes: int, pairs: int, edges: int, *, checkpointin
         nodes: tokens that run through it.
         pairs: (query, key) pairs, a node with itself included.
         edges: predictions that the head makes.
-        checkpointing: whether activations are made again in backward, all (True) or, `selective`, all but
-            attention's.
+        checkpointing: what the backward makes again.
     """
     matrices = shape.layers * 2 * layer_weights(shape) * nodes * (3 + bool(checkpointing))
     again = 2 if checkpointing is True else 0

@@ -14,7 +14,7 @@ from core.plan import cost
 
 STATE = ("weights", "masters", "moments", "beside")
 """Parts that are there between steps too."""
-PARTS = (*STATE, "gradients", "activations", "layer", "head", "keys_values", "gathered")
+PARTS = (*STATE, "gradients", "activations", "layer", "head", "keys_values", "gathered", "packed")
 """Parts in the order in which they are told: see `plan`."""
 MOMENTS = ("head", "last layer", "first layer", "embedding", "update")
 
@@ -35,22 +35,26 @@ class Levers:
         chunk: positions that a feed-forward part runs at a time; 0: all.
         offloaded: what layers keep waits in the memory of the host, and the device has another one.
         num_shards: over how many ranks parameters, gradients and moments are split.
+        summed: several ranks hold them whole, and gradients go into one message that adds them up.
         one_pack: a step has one pack, so no gradients of earlier ones are held while it runs.
         clipped: the update makes scaled gradients beside the given ones.
         beside: bytes of frozen models that are held too: a reference, a teacher.
         tile_bytes: as of `core.head.score`.
+        packed: most bytes of a second copy of the matrices, laid out for completions to be drawn with.
     """
 
     adapter: int | None = None
     head_columns: int = 0
-    checkpointing: bool | str = False
+    checkpointing: cost.Checkpointing = False
     chunk: int = 0
     offloaded: bool = False
     num_shards: int = 1
+    summed: bool = False
     one_pack: bool = False
     clipped: bool = True
     beside: int = 0
     tile_bytes: int = 1 << 26
+    packed: int = 0
 
 
 def plan(shape: cost.ModelShape, nodes: int, levers: Levers, *, shared: int = 0, drawn: int = 0) -> Plan:
@@ -61,6 +65,7 @@ def plan(shape: cost.ModelShape, nodes: int, levers: Levers, *, shared: int = 0,
         moments      2 w trained                             layer        the widest part of one layer
         beside       frozen models                           head         tiles of logits, last states, sums
         keys_values  what pieces of a forest share           gathered     what is whole of split parameters
+        packed       matrices to draw with, once more
 
     e is the shape's element_bytes and w is 4 or e, whichever is more. What a layer keeps of a node is, of
     `h` hidden and `i` inner numbers, in the order of its forward
@@ -84,28 +89,33 @@ def plan(shape: cost.ModelShape, nodes: int, levers: Levers, *, shared: int = 0,
     state, made = _state(shape, levers), _gradients(shape, levers)
     kept, layer = _kept(shape, nodes, levers), _layer(shape, nodes, levers)
     gathered = _gathered(shape, levers)
-    hosted = levers.offloaded
-    lasting = shape.layers * kept[0] + (0 if hosted else shape.layers * kept[1])
-    stored = 0 if hosted else dormant(shape, shared)
-    found: dict[str, dict[str, int]] = {}
-    for moment in MOMENTS:
-        running = moment != "update"
-        activations = {"head": lasting, "last layer": lasting, "first layer": kept[0] + kept[1]}
-        found[moment] = {
-            **state,
-            "gradients": made[moment],
-            "activations": activations.get(moment, 0),
-            "layer": layer if moment.endswith("layer") else 0,
-            "head": _head(shape, nodes, levers) if moment == "head" else 0,
-            "keys_values": stored if running else 0,
-            "gathered": gathered[moment],
-        }
+    lasting = shape.layers * (kept[0] + (0 if levers.offloaded else kept[1]))
+    stored = 0 if levers.offloaded else dormant(shape, shared)
+    beside = {m: {"gradients": made[m], "gathered": gathered[m]} for m in MOMENTS}
+    head = _head(shape, nodes, levers)
+    found = {
+        "head": _row(state, **beside["head"], activations=lasting, head=head, keys_values=stored),
+        "last layer": _row(
+            state, **beside["last layer"], activations=lasting, layer=layer, keys_values=stored
+        ),
+        "first layer": _row(
+            state, **beside["first layer"], activations=sum(kept), layer=layer, keys_values=stored
+        ),
+        "embedding": _row(state, **beside["embedding"], keys_values=stored),
+        "update": _row(state, **beside["update"]),
+    }
     if drawn:
         whole = shape.element_bytes * shape.parameters if levers.num_shards > 1 else 0
         values = 2 * shape.layers * drawn * shape.kv_heads * shape.head_dim * shape.element_bytes
-        nothing = dict.fromkeys(PARTS, 0)
-        found["drawing"] = {**nothing, **state, "keys_values": values, "gathered": whole}
+        matrices = shape.layers * cost.layer_weights(shape) + shape.vocab * shape.hidden
+        packed = min(levers.packed, shape.element_bytes * matrices)
+        found["drawing"] = _row(state, keys_values=values, gathered=whole, packed=packed)
     return found
+
+
+def _row(state: Mapping[str, int], **parts: int) -> dict[str, int]:
+    """Return every part at a moment: what is there between steps, what is told, and 0 for the rest."""
+    return {**dict.fromkeys(PARTS, 0), **state, **parts}
 
 
 def peak(shape: cost.ModelShape, nodes: int, levers: Levers, *, shared: int = 0) -> int:
@@ -185,8 +195,9 @@ def _gradients(shape: cost.ModelShape, levers: Levers) -> dict[str, int]:
     one = -(-size * cost.layer_weights(shape) // levers.num_shards) if whole else 0
     # Both uses of a tied matrix give a gradient before these are added up; an untied one's is among all.
     twice = matrix if shape.tied and columns == shape.hidden else 0
-    # Narrow gradients are widened one beside the other, and clipping scales into new memory.
-    update = wide * trained + (wide * trained if levers.clipped else size * trained if size < wide else 0)
+    # Narrow gradients are widened one beside the other; a message is a copy; clipping scales into new memory.
+    copied = wide if levers.clipped or levers.summed else size if size < wide else 0
+    update = (wide + copied) * trained
     return {
         "head": earlier,
         "last layer": earlier + matrix + one,

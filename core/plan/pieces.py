@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
+from core.plan import spans as kinds
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class Piece:
@@ -19,7 +21,7 @@ class Piece:
         start, stop: its nodes.
         ancestors: nodes before `start` that its nodes attend to, ascending, int64 `[ancestors]`; they are the
             first keys.
-        table: (causal, query start, stop, key start, stop), queries counted from `start`, keys from the first
+        table: (kind, query start, stop, key start, stop), queries counted from `start`, keys from the first
             ancestor.
         kept: its nodes that later spans attend to, ascending, int64 `[kept]`.
     """
@@ -36,12 +38,14 @@ def cut(ends: np.ndarray, table: np.ndarray, spans: Sequence[tuple[int, int]]) -
 
     Args:
         ends: one past the last descendant of each node, int64 `[nodes]`.
-        table: (causal, query start, stop, key start, stop) of the whole forest, int64 `[blocks, 5]`.
+        table: (kind, query start, stop, key start, stop) of the whole forest, int64 `[blocks, 5]`: its chains
+            and rectangles, which are causal and dense, none of them fused or in a batch.
         spans: contiguous, in order, covering every node.
 
     Returns:
         A piece a span; their blocks together cover each pair of the forest's exactly once.
     """
+    assert table[:, 0].max(initial=0) <= kinds.CAUSAL, "blocks of a fused table cannot be cut"
     nodes = np.arange(len(ends))
     pieces = []
     for start, stop in spans:
@@ -61,7 +65,7 @@ def cut(ends: np.ndarray, table: np.ndarray, spans: Sequence[tuple[int, int]]) -
 
 def _clipped(table: np.ndarray, start: int, stop: int, ancestors: np.ndarray) -> np.ndarray:
     """Keep the queries of a span; split their keys into those before it and its own."""
-    causal = table[:, 0] == 1
+    causal = table[:, 0] == kinds.CAUSAL
     first, last = np.maximum(table[:, 1], start), np.minimum(table[:, 2], stop)
     there = first < last
     causal, first, last, keys, keys_end = (
@@ -81,7 +85,7 @@ def _clipped(table: np.ndarray, start: int, stop: int, ancestors: np.ndarray) ->
     )
     both = np.concatenate([inside, before])
     both = both[both[:, 3] < both[:, 4]]
-    return both[np.argsort(both[:, 0] == 0, kind="stable")]
+    return both[np.argsort(both[:, 0] == kinds.DENSE, kind="stable")]
 
 
 def _rows(*columns: np.ndarray) -> np.ndarray:

@@ -166,4 +166,6 @@ def _integers(row: np.ndarray) -> np.ndarray:
     array = np.asarray(row)
     if array.size and array.dtype.kind not in "iu":
         raise ValueError(f"a sequence holds {array.dtype}; integers are wanted.")
+    if array.dtype == np.uint64 and array.max(initial=0) > np.iinfo(np.int64).max:
+        raise ValueError(f"a sequence holds {array.max()}; int64 is wanted, which ends at 2^63 - 1.")
     return array.astype(np.int64)

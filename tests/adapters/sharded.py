@@ -6,6 +6,8 @@ import pathlib
 import sys
 import weakref
 
+import attrs
+import numpy as np
 import torch
 
 from adapters import cpu, loading, lora, ranks, shards
@@ -24,6 +26,7 @@ MODES = {
     "chunks in layers again": ("llama", {"feed_forward_chunk": 2, "gradient_checkpointing": True}),
     "an adapter": ("llama", {"adapter": ()}),
     "an adapter and a whole head": ("qwen2", {"adapter": ("lm_head",)}),
+    "an adapter of the head": ("llama", {"adapter": (), "targets": ("q_proj", "lm_head")}),
 }
 BUDGETS = {"at once": (None, None), "in pieces": (6, 6), "in pieces on one process": (6, None)}
 
@@ -31,10 +34,10 @@ BUDGETS = {"at once": (None, None), "in pieces": (6, 6), "in pieces on one proce
 def bound(kind, modes):
     """Bind a model whose parameters are not those that its module came with."""
     modes = dict(modes)
-    whole = modes.pop("adapter", None)
+    whole, targets = modes.pop("adapter", None), modes.pop("targets", (lora.ALL,))
     model, params = loading.bind(zoo.build(kind), **modes)
     if whole is not None:
-        model, params = lora.attach(model, params, lora.Settings(rank=2, whole=whole))
+        model, params = lora.attach(model, params, lora.Settings(rank=2, targets=targets, whole=whole))
     draw = torch.Generator().manual_seed(5)
     return model, {
         n: p + 0.1 * torch.randn(p.shape, generator=draw, dtype=p.dtype) for n, p in params.items()
@@ -56,13 +59,18 @@ def watched(model):
     return alive
 
 
-def gaps(team, kind, modes, budgets, shares):
-    """Return how far loss and gradients are from those of one process with all rows and whole parameters."""
+def gaps(team, kind, modes, budgets, shares, silent=None):
+    """Return how far loss and gradients are from those of one process with all rows and whole parameters.
+
+    On the process `silent` nobody trains, whatever rows it has.
+    """
     samples = zoo.rows()
     whole, params = bound(kind, modes)
     every = pack.build(samples, pack.count(samples), dtype=torch.float64)
     want, _, want_grads = whole.pull_back(params, every, 0, zoo.nll)
     own = [samples[i] for i in shares[team.index]]
+    if team.index == silent:
+        own = [attrs.evolve(one, trained=np.zeros(len(one.tokens), np.bool_)) for one in own]
     each = pack.build(own, pack.count(samples), budget=budgets[team.index], dtype=torch.float64)
     model, parts = shards.split(whole, params, team, device="cpu")
     scores = model.predict(parts, each, None).logprobs
@@ -106,6 +114,7 @@ def main(folder: str) -> None:
         found[f"no rows, {budget}"] = gaps(team, "llama", {}, budgets, (range(5), ()))
         adapter = {"adapter": ("lm_head",)}
         found[f"no rows and a whole head, {budget}"] = gaps(team, "qwen2", adapter, budgets, (range(5), ()))
+        found[f"nobody trains, {budget}"] = gaps(team, "llama", {}, budgets, (range(5), range(4)), silent=1)
     ranks.leave()
     pathlib.Path(folder, f"{os.environ['RANK']}.json").write_text(json.dumps(found))
 

@@ -5,11 +5,12 @@ import pytest
 import torch
 from torch.nn.attention import flex_attention
 
-from adapters import loading, tree_attention
+from adapters import cache, loading, tree_attention
 from core import blocks
 from core.plan import sample, spans
+from tests import paths
 from tests.adapters import zoo
-from tests.core import test_blocks
+from tests.core import flash
 
 
 def of_a_forest(kind, **options):
@@ -41,7 +42,7 @@ def test_a_window_hides_from_the_first_token_past_it_on(length):
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gemma3_text"])
-def test_rectangles_and_the_dense_mask_give_the_same_gradients(kind):
+def test_blocks_and_the_dense_mask_give_the_same_gradients(kind):
     assert zoo.gap(of_a_forest(kind, attention="mask")[1], of_a_forest(kind)[1]) <= 1e-12
 
 
@@ -70,6 +71,13 @@ def test_what_blocks_cost_changes_no_gradient(kind, price):
     assert zoo.gap(grads, want) <= 1e-12
 
 
+def test_blocks_on_a_device_without_a_kernel_are_refused_with_the_devices_that_have_one(monkeypatch):
+    monkeypatch.setattr(blocks, "KERNELS", {"cuda": blocks.FLASH})
+    told = "a llama model cannot be trained on trees: attention in blocks came on the device cpu; .* cuda"
+    with pytest.raises(ValueError, match=told):
+        loading.bind(zoo.build("llama"))
+
+
 def test_small_blocks_are_run_together_where_they_are_dear(monkeypatch):
     seen = []
     plain = tree_attention.attention.rectangles
@@ -83,6 +91,16 @@ def test_small_blocks_are_run_together_where_they_are_dear(monkeypatch):
     assert kinds["each block by itself"] == {spans.DENSE, spans.CAUSAL}
     assert kinds["all under one mask"] == {spans.MASKED}
     assert kinds["batches"] == {spans.DENSE, spans.BATCH}
+    model, params = loading.bind(zoo.build("llama"), price=PRICES["all under one mask"])
+    with torch.no_grad(), model.running(params, None):
+        cache.prefill(model, params, [one.tokens for one in zoo.rows()], budget=1000)
+    assert {row[0] for row in seen[-1].tolist() if row[1] < row[2]} == {spans.MASKED}
+
+
+def test_nobody_but_a_model_makes_the_routes_of_its_forwards_for_it_knows_what_blocks_cost():
+    made = ("tree_attention.route(", "tree_attention.piece_route(")
+    files = {p.name for p in (paths.ROOT / "adapters").glob("*.py") if any(m in p.read_text() for m in made)}
+    assert files == {"self_test.py", "transformers_lm.py"}
 
 
 def test_layers_with_sinks_run_on_blocks(monkeypatch):
@@ -105,6 +123,16 @@ def test_flex_attention_gives_the_gradients_of_the_dense_mask(kind, monkeypatch)
         assert zoo.gap(of_a_forest(kind, attention="flex", **options)[1], want) <= 1e-10
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize(
+    ("attention", "kept"),
+    [("blocks", True), pytest.param("flex", False, marks=pytest.mark.plain), ("mask", False)],
+)
+def test_selective_keeps_what_blocks_gave_and_is_true_elsewhere(attention, kept):
+    options = {"attention": attention, "gradient_checkpointing": "selective"}
+    assert loading.bind(zoo.build("llama"), **options)[0].keep_attention is kept
+
+
 @pytest.mark.parametrize("mode", [True, "selective"])
 def test_a_soft_cap_in_layers_that_are_recomputed_is_not_left_to_flex_attention(mode):
     options = {"attention": "flex", "gradient_checkpointing": mode}
@@ -115,12 +143,12 @@ def test_a_soft_cap_in_layers_that_are_recomputed_is_not_left_to_flex_attention(
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt_oss", "mistral"])
 def test_flash_kernels_give_the_gradients_of_the_dense_mask(kind, monkeypatch):
-    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", test_blocks.flash)
-    monkeypatch.setattr(torch.ops.aten, "_flash_attention_backward", test_blocks.flash_backward)
-    monkeypatch.setattr(blocks, "KERNELS", {"cpu": blocks.FLASH})
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash.forward)
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_backward", flash.backward)
+    monkeypatch.setattr(blocks, "KERNELS", {"cpu": blocks.FLASH._replace(dtypes=(torch.float64,))})
     want = of_a_forest(kind, attention="mask")[1]
-    assert zoo.gap(of_a_forest(kind, attention="flash")[1], want) <= 1e-10
-    model, params = loading.bind(zoo.build(kind), attention="flash", gradient_checkpointing="selective")
+    assert zoo.gap(of_a_forest(kind)[1], want) <= 1e-10
+    model, params = loading.bind(zoo.build(kind), gradient_checkpointing="selective")
     _, _, grads = model.pull_back(params, zoo.packed(zoo.rows(), budget=9), 0, zoo.nll)
     assert zoo.gap(grads, want) <= 1e-10
 

@@ -44,6 +44,15 @@ def test_a_storage_counts_once_from_its_first_tensor_to_its_last():
     assert (found.now, found.peak) == (0, 8000)
 
 
+def test_weights_that_are_laid_out_to_draw_with_count_as_long_as_they_live():
+    weight = torch.ones(64, 50)
+    with live.Live([weight]) as found:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, 8)
+        assert found.now == found.peak == 2 * 64 * 50 * 4
+        del packed
+        assert found.now == 64 * 50 * 4
+
+
 def test_what_was_there_before_is_held_and_not_counted_as_made():
     there = torch.ones(500)
     assert live.peak_bytes(lambda: there.view(5, 100).sum(), [there]) == 4

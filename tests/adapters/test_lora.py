@@ -218,6 +218,8 @@ def test_adapters_over_bfloat16_are_float32_and_products_stay_in_bfloat16():
         ({"targets": ("embed_tokens",)}, "embed_tokens is a Embedding, and only linear layers"),
         ({"whole": ("nothing",)}, "called nothing"),
         ({"targets": ("lm_head",), "whole": ("lm_head",)}, "lm_head whole"),
+        ({"targets": ("all-linear", "up_proj"), "whole": ("mlp",)}, r"mlp\.up_proj whole, .*; keep one"),
+        ({"whole": ("layers",)}, "no linear layer beside those that lora_modules_to_save trains whole"),
     ],
 )
 def test_names_that_fit_no_layer_or_the_wrong_one_are_refused(settings, told):
@@ -244,6 +246,9 @@ def test_targets_are_names_patterns_or_all_linear_layers_but_the_head():
         f"model.layers.1.mlp.{side}_proj" for side in ("up", "down")
     )
     assert found("layers.0.mlp.up_proj") == ("model.layers.0.mlp.up_proj",)
+    for whole, left in (("mlp",), 8), (("model.layers.0",), 7), (("up_proj",), 12):
+        targets, _ = lora.resolve(module, lora.Settings(whole=whole))
+        assert (len(targets), [t for t in targets if any(name in t for name in whole)]) == (left, [])
     assert lora.trained(module, lora.Settings(rank=3, targets=("q_proj",))).num == 2 * 3 * (16 + 32)
 
 

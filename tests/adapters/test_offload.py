@@ -132,6 +132,21 @@ def test_memory_falls_by_at_least_what_the_plan_promises(steps, kind):
     assert kept["held"] - moved["held"] >= 0.9 * waits > 0
 
 
+@pytest.mark.parametrize("rank", [0, 4])
+def test_what_runs_again_in_chunks_finds_its_inputs_laid_out_as_they_left(rank):
+    each, found = zoo.packed(zoo.rows(stem=60)), []
+    for offloaded in (False, True):
+        model, params = loading.bind(
+            zoo.build("llama", **SIZES), feed_forward_chunk=7, activation_offloading=offloaded
+        )
+        if rank:  # beside frozen weights strides decide which kernel runs, and what it saves
+            model, params = _adapted(model, params, rank)
+        with hosting.counted({**model.frozen, **params}) as moved:
+            found.append(model.pull_back(params, each, 0, zoo.nll)[2])
+    assert moved.copies
+    assert all(torch.equal(found[0][n], found[1][n]) for n in found[0])
+
+
 @pytest.mark.parametrize("checkpointing", [False, True, "selective"])
 @pytest.mark.parametrize("rank", [0, 4])
 def test_what_leaves_is_what_the_plan_says_and_neither_frozen_weights_nor_what_attention_gave(

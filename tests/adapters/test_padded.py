@@ -12,7 +12,7 @@ from adapters import loading, teacher, tree_attention
 from core import algorithms, check, metrics, pack, steps
 from core import padded as padding
 from core.plan import padding as ladders
-from core.plan import sample, sizes
+from core.plan import sample, sizes, spans
 from tests.adapters import zoo
 
 ALL = {n: a for n, a in vars(algorithms).items() if isinstance(a, algorithms.Algorithm)}
@@ -110,6 +110,18 @@ def rows(lengths, *, trained=1.0, seed=0):
         mask[0], mask[-1] = False, True
         made.append(sample.Sample(tokens=draw.integers(0, 11, length), trained=mask, unit=i))
     return made
+
+
+def test_several_forests_side_by_side_are_a_forest_with_a_table_of_its_own():
+    (each,) = at_sizes([rows([20, 9, 14])], algorithms.sft, budget=24)
+    assert len(each.padded) > 1
+    size, place = len(each.tokens), torch.arange(len(each.tokens))
+    seen = torch.zeros(size, size, dtype=torch.int64)
+    for kind, a, b, x, y in each.table.tolist():
+        block = torch.ones(b - a, y - x, dtype=torch.int64)
+        seen[a:b, x:y] += block.tril() if kind == spans.CAUSAL else block
+    assert torch.equal(seen, ((place[:, None] >= place) & (place[:, None] < each.ends)).long())
+    assert (each.table[:, 0].diff() <= 0).all()
 
 
 def test_a_row_of_5_padded_to_128_is_the_row():
@@ -230,7 +242,7 @@ def test_the_second_run_of_each_forest_draws_what_its_first_drew(dropping):
 def test_the_kinds_of_attention_agree_on_padding():
     samples = rows([20, 9])
     found = []
-    for kind in ("rectangles", "mask"):
+    for kind in ("blocks", "mask"):
         ran = attrs.evolve(WORDS, attention=kind)
         packs = at_sizes([samples], algorithms.sft)
         found.append(steps.loss_and_grad(ran, algorithms.sft, WORD_PARAMS, packs, 0))

@@ -1,18 +1,16 @@
 """What runs in which dtype: products in bfloat16, everything that is summed in float32."""
 
-import attrs
 import pytest
 import torch
 
 from adapters import loading
-from core import algorithms, pack, steps
+from core import algorithms, blocks, pack, steps
 from tests.adapters import zoo
 
 
 def cast(kind="llama", **options):
     """Bind a float32 model that runs under autocast."""
-    model, params = loading.bind(zoo.build(kind, dtype=torch.float32), **options)
-    return attrs.evolve(model, autocast=torch.bfloat16), params
+    return loading.bind(zoo.build(kind, dtype=torch.float32), autocast=torch.bfloat16, **options)
 
 
 def built(**options):
@@ -53,6 +51,23 @@ def test_under_autocast_the_loss_and_the_head_sum_in_float32():
 
     model.pull_back(params, built(needs=("entropies",)), 0, loss)
     assert seen == [(torch.float32, False), torch.float32]
+
+
+@pytest.mark.parametrize("cast_to", [None, torch.bfloat16])
+def test_a_kernel_of_halves_serves_autocast_and_leaves_float32_to_the_dense_mask(cast_to, monkeypatch):
+    came = []
+
+    def forward(query, *rest):
+        came.append(query.dtype)
+        return blocks.HOST.forward(query, *rest)
+
+    halves = blocks.HOST._replace(dtypes=(torch.bfloat16, torch.float16), forward=forward)
+    monkeypatch.setattr(blocks, "KERNELS", {"cpu": halves})
+    model, params = loading.bind(zoo.build("llama", dtype=torch.float32), autocast=cast_to)
+    proved = set(came)
+    came.clear()
+    model.pull_back(params, built(), 0, zoo.nll)
+    assert proved == set(came) == ({cast_to} if cast_to else set())
 
 
 @pytest.mark.parametrize("options", [{}, {"budget": 6}])

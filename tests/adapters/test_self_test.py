@@ -5,17 +5,17 @@ import pytest
 import torch
 
 from adapters import cpu, self_test, tree_attention
-from core import attention
+from core import attention, blocks
 
 
 @pytest.mark.parametrize("dtype", cpu.DEVICE.dtypes)
 @pytest.mark.parametrize("kind", cpu.DEVICE.attention)
 def test_every_kind_of_the_cpu_passes_in_every_dtype(kind, dtype):
-    assert self_test.fault(kind, attrs.evolve(cpu.DEVICE, dtype=dtype)) is None
+    assert self_test.fault(kind, cpu.DEVICE, dtype) is None
 
 
 def test_a_device_whose_first_kind_passes_stays_as_it_is():
-    device, notes = self_test.tested(cpu.DEVICE)
+    device, notes = self_test.tested(cpu.DEVICE, torch.float32)
     assert device is cpu.DEVICE
     assert notes == ()
 
@@ -46,23 +46,31 @@ def bent(how):
 )
 def test_a_kind_that_is_wrong_gives_way_to_the_next_and_is_told(monkeypatch, how, told):
     monkeypatch.setattr(tree_attention.attention, "rectangles", bent(how))
-    device, notes = self_test.tested(cpu.DEVICE)
+    device, notes = self_test.tested(cpu.DEVICE, torch.float32)
     assert device.attention == ("mask",)
     assert len(notes) == 1
-    assert "attention rectangles fails its self-test on cpu" in notes[0]
+    assert "attention blocks fails its self-test on cpu" in notes[0]
     assert told in notes[0]
 
 
 def test_a_device_on_which_nothing_is_right_is_refused(monkeypatch):
     monkeypatch.setattr(tree_attention.attention, "rectangles", bent("output"))
-    with pytest.raises(ValueError, match="device cpu: no attention is right here: attention rectangles"):
-        self_test.tested(attrs.evolve(cpu.DEVICE, attention=("rectangles",)))
+    with pytest.raises(ValueError, match="device cpu: no attention is right here: attention blocks"):
+        self_test.tested(attrs.evolve(cpu.DEVICE, attention=("blocks",)), torch.float32)
 
 
 def test_nothing_is_tried_where_each_shape_is_compiled(monkeypatch):
     monkeypatch.setattr(tree_attention.attention, "rectangles", bent("output"))
     planned = attrs.evolve(cpu.DEVICE, static_shapes=True)
-    assert self_test.tested(planned) == (planned, ())
+    assert self_test.tested(planned, torch.float32) == (planned, ())
+
+
+def test_a_kernel_that_does_not_take_the_dtype_of_the_products_gives_way_by_name(monkeypatch):
+    monkeypatch.setattr(blocks, "KERNELS", {"cpu": blocks.HOST._replace(dtypes=(torch.bfloat16,))})
+    assert self_test.tested(cpu.DEVICE, torch.bfloat16) == (cpu.DEVICE, ())
+    device, notes = self_test.tested(cpu.DEVICE, torch.float64)
+    assert device.attention == ("mask",)
+    assert notes == ("attention blocks fails its self-test on cpu (its kernel takes no float64)",)
 
 
 def test_the_forest_has_forks_and_a_second_tree():

@@ -11,7 +11,7 @@ from tests.adapters import sharded
 
 CASES = [
     f"{mode}, {budget}"
-    for mode in (*sharded.MODES, "no rows", "no rows and a whole head")
+    for mode in (*sharded.MODES, "no rows", "no rows and a whole head", "nobody trains")
     for budget in sharded.BUDGETS
 ]
 

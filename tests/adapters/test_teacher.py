@@ -3,6 +3,7 @@
 from functools import partial
 
 import attrs
+import numpy as np
 import pytest
 import torch
 
@@ -176,9 +177,18 @@ def test_the_logits_of_a_pack_never_exist_at_once(monkeypatch):
     assert max(sizes) == 3
 
 
-def test_a_pack_in_which_nobody_trains_gives_zero_gradients():
+@pytest.mark.parametrize("budget", [None, 7])
+@pytest.mark.parametrize("num", [0, 5])
+def test_a_pack_in_which_nobody_trains_gives_zero_gradients_and_runs_nothing(num, budget, monkeypatch):
     model, params, _ = taught()
-    value, _, grads = model.pull_back(params, zoo.packed([], **NEEDS), 0, total)
+    silent = [attrs.evolve(s, trained=np.zeros(len(s.tokens), np.bool_)) for s in zoo.rows()[:num]]
+    each = zoo.packed(silent, budget=budget, **NEEDS)
+    assert (len(each.pieces) > 1) == bool(num and budget)
+    monkeypatch.setattr(transformers_lm.TransformersLM, "states", None)
+    scores = model.predict(params, each, None)
+    assert scores.divergences is not None
+    assert len(scores.logprobs) == len(scores.divergences) == 0
+    value, _, grads = model.pull_back(params, each, 0, total)
     assert value == 0.0
     assert all((g == 0).all() for g in grads.values())
 

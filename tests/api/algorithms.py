@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from core import algorithms, check, losses
+from core.losses import composition
 from shell import about, options
 from tests import paths
 
@@ -27,6 +28,16 @@ KINDS = {
     "unpaired": "Answers that are good or bad on their own",
     "prompts": "Prompts, answered by the policy",
 }
+PUBLISHED = {
+    "grpo": ("--loss_type", "grpo"),
+    "dapo": ("--epsilon_high", "0.28"),
+    "dapo_prompts": ("--epsilon_high", "0.28"),
+    "dr_grpo": ("--scale_rewards", "none"),
+    "cispo": ("--epsilon_high", "5"),
+    "exo_pair": ("--label_smoothing", "0.001"),
+    "gdpo": ("--multi_objective_aggregation", "normalize_then_sum"),
+}
+"""Beside a name, what makes its algorithm the published one; other options are at their defaults."""
 HEAD = """# Algorithms
 
 Made by `python -m tests.api.algorithms > docs/algorithms.md` from the code and the tests; a test says so.
@@ -38,7 +49,8 @@ plain rows is, that a sample without targets changes nothing, that compiled it i
 {properties}
 
 *Right values* are the tests of `tests/core` that know what the loss must be: constants from papers, and loops
-in plain numbers.
+in plain numbers. *Run* is what makes the algorithm on the command line what it is here, number by number;
+other flags make its relatives.
 
 To add one, see [Adding a loss](adding-a-loss.md).
 """
@@ -144,13 +156,14 @@ def _cells(
     links = list(chain(one.loss))
     inner = links[-1][0]
     what = told.get(name) or _source(inner)
-    parts = [f"`{_call(function, numbers)}`" for function, numbers in links]
-    parts.append(f"`{_call(*next(chain(one.reduce)))}`")
+    made = [f"`{_call(function, numbers)}`" for function, numbers in links]
+    made.append(f"`{_call(*next(chain(one.reduce)))}`")
     if one.columns is not None:
-        parts.append(f"`{_call(*next(chain(one.columns)))}`")
+        made.append(f"`{_call(*next(chain(one.columns)))}`")
     needs = [f"needs {', '.join(one.needs)}"] if one.needs else []
     rest = "; ".join([*needs, f"couples {one.couples}"])
-    return [f"`{name}`", _cell(what), f"{', '.join(parts)}; {rest}", _run(name), _files(tests[_short(inner)])]
+    words = f"`{' '.join(run(name))}`" if run(name) else "from Python"
+    return [f"`{name}`", _cell(what), f"{', '.join(made)}; {rest}", words, _files(tests[_short(inner)])]
 
 
 def _cell(text: str) -> str:
@@ -180,17 +193,40 @@ def _short(function: Any) -> str:
     return f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
 
 
-def _run(name: str) -> str:
-    """Write how the command line runs an algorithm."""
-    if about.ALGORITHMS.get(name):
-        return f"`{name}`"
+def run(name: str) -> tuple[str, ...]:
+    """Return the words that run an algorithm as it was published; none where only Python does.
+
+    Args:
+        name: from `named`.
+    """
     kind = re.sub(r'preferences\["(.*)"\]', r"\1", name)
+    flags = PUBLISHED.get(kind, ())
+    if about.ALGORITHMS.get(name):
+        return (name, *flags)
+    if kind == "gdpo":
+        return ("grpo", *flags)
     for algorithm, taken in (options.known("loss_type").choices or {}).items():
         if kind in taken:
-            return f"`{algorithm} --loss_type {kind}`"
-    if kind == "gdpo":
-        return "`grpo --multi_objective_aggregation normalize_then_sum`"
-    return "from Python"
+            return (algorithm, "--loss_type", kind, *flags)
+    return ()
+
+
+def parts(function: Any) -> list[tuple[Callable[..., Any], dict[str, Any]]]:
+    """Return what a loss, a reduction or columns are made of, each with every number, set or not.
+
+    What only reports is left out.
+
+    Args:
+        function: of an algorithm.
+    """
+    return [(one, _whole(one, bound)) for one, bound in chain(function) if one is not composition.observed]
+
+
+def _whole(function: Callable[..., Any], bound: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a function, its own where none are bound."""
+    found = {n: p.default for n, p in inspect.signature(function).parameters.items()}
+    numbers = {n: v for n, v in {**found, **bound}.items() if v is not inspect.Parameter.empty}
+    return {n: v for n, v in numbers.items() if n not in ("loss", "parts")}
 
 
 def _files(tests: Mapping[str, int]) -> str:

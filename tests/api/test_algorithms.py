@@ -2,7 +2,10 @@
 
 import inspect
 
+import pytest
+
 from core.losses import margins
+from shell import config, methods
 from tests.api import algorithms as page
 from tests.core import test_policy_loops, test_preference
 from tests.properties import test_algorithms, test_policy_algorithms
@@ -58,8 +61,22 @@ def test_every_algorithm_is_on_the_page_and_has_its_source():
         assert told.get(name) or page._source(list(page.chain(one.loss))[-1][0])
 
 
-def test_a_new_line_of_the_record_of_algorithms_is_found_by_every_test(monkeypatch):
+@pytest.mark.parametrize("name", page.named())
+def test_what_the_page_says_to_run_is_the_published_algorithm_number_by_number(name):
+    words, wanted = page.run(name), page.named()[name]
+    assert words
+    few = ("--model", "tiny", "--dataset", "demo")
+    few += ("--teacher_model", "tiny") if name == "distill" else ()
+    made = methods.BUILT[words[0]](config.parse([words[0], *few, *words[1:]]).options)
+    assert page.parts(made.loss) == page.parts(wanted.loss)
+    assert page.parts(made.reduce) == page.parts(wanted.reduce)
+    assert (made.columns is None) == (wanted.columns is None)
+    assert not wanted.columns or page.parts(made.columns) == page.parts(wanted.columns)
+    assert (made.rows, made.needs, made.couples) == (wanted.rows, wanted.needs, wanted.couples)
+
+
+def test_a_new_line_of_the_record_of_algorithms_is_on_the_page(monkeypatch):
     from core import algorithms
 
     monkeypatch.setattr(algorithms, "brand_new", algorithms.sft.evolve(), raising=False)
-    assert "brand_new" in page.named()
+    assert "| `brand_new` |" in page.page()

@@ -232,3 +232,10 @@ def test_normalizing_before_the_sum_is_its_loop(groups, data):
         torch.tensor(parts, dtype=torch.float64), torch.tensor(groups), weights=weights
     )
     assert got.tolist() == pytest.approx(decoupled_loop(parts, groups, weights), rel=1e-10, abs=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_narrow_rewards_give_what_the_same_numbers_in_float32_give(dtype):
+    rewards, groups = torch.tensor([60000.0, -60000.0, 0.5, 3.0], dtype=dtype), torch.tensor([0, 0, 1, 1])
+    for function in (*BY_GROUP, advantages.group_mean):
+        assert torch.equal(function(rewards, groups), function(rewards.float(), groups))

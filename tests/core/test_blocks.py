@@ -1,7 +1,6 @@
 """What is done with blocks: sinks merged, small ones run together, and the flash kernel of other devices.
 
-That kernel runs on no machine of these tests. A stand-in with its signature and its rules (runs of lengths,
-windows aligned at the last query and key) takes its place in float64, so what is around it is what is tested.
+That kernel runs on no machine of these tests. With a stand-in in its place what is around it is tested.
 """
 
 import attrs
@@ -10,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
+from torch import overrides
 
 from core import attention, blocks
 from core.plan import prefix_tree, spans
+from tests.core import flash
 from tests.core import test_attention as common
 
 CHEAP = spans.Rates(
@@ -254,83 +255,6 @@ def test_a_masked_block_without_the_sizes_of_subtrees_is_an_error():
         attention.rectangles(*common.heads(tree), table, depths, depths, scale=1.0)
 
 
-def seen_by(length_q, length_k, left, right):
-    """What a query of a run sees, as the flash kernels count: aligned at the last query and key."""
-    place = torch.arange(length_q)[:, None] + length_k - length_q
-    keys = torch.arange(length_k)
-    mask = torch.ones(length_q, length_k, dtype=torch.bool)
-    if left >= 0:
-        mask &= keys >= place - left
-    if right >= 0:
-        mask &= keys <= place + right
-    return mask
-
-
-def runs(cut_q, cut_k, most_q, most_k):
-    """The runs of a call, after what the kernel takes for granted was checked."""
-    assert cut_q.dtype == cut_k.dtype == torch.int32
-    pairs = list(zip(cut_q.tolist(), cut_q.tolist()[1:], cut_k.tolist(), cut_k.tolist()[1:], strict=False))
-    assert most_q == max(b - a for a, b, *_ in pairs)
-    assert most_k == max(y - x for *_, x, y in pairs)
-    return pairs
-
-
-def scores(q, k, scale, mask):
-    """Scores of one run, heads first; keys of a group of heads are repeated."""
-    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    return (torch.einsum("qhd,khd->hqk", q, k) * scale).masked_fill(~mask, -torch.inf)
-
-
-def flash(
-    query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, return_debug_mask, *,
-    scale=None, window_size_left=None, window_size_right=None,
-):  # fmt: skip
-    """Stand in for aten._flash_attention_forward."""
-    assert query.shape[-1] % 8 == 0
-    assert all(t.stride(-1) == 1 for t in (query, key, value))
-    assert dropout_p == 0.0
-    assert not return_debug_mask
-    assert (window_size_right == 0) == is_causal
-    out, lse = torch.zeros_like(query), torch.full((query.shape[1], len(query)), 9e9, dtype=torch.float64)
-    for a, b, x, y in runs(cum_seq_q, cum_seq_k, max_q, max_k):
-        mask = seen_by(b - a, y - x, window_size_left, window_size_right)
-        s = scores(query[a:b], key[x:y], scale, mask)
-        lse[:, a:b] = s.logsumexp(-1)
-        v = value[x:y].repeat_interleave(query.shape[1] // value.shape[1], 1)
-        out[a:b] = torch.einsum("hqk,khd->qhd", (s - lse[:, a:b, None]).exp().nan_to_num(0.0), v)
-    return (
-        out,
-        lse,
-        torch.zeros(2, dtype=torch.uint64),
-        torch.zeros(0, dtype=torch.uint64),
-        query.new_empty(0),
-    )
-
-
-def flash_backward(
-    grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal,
-    rng_state, unused, *, scale=None, window_size_left=None, window_size_right=None,
-):  # fmt: skip
-    """Stand in for aten._flash_attention_backward; it takes whatever log-sum-exp it is given."""
-    assert logsumexp.is_contiguous()
-    assert dropout_p == 0.0
-    assert (window_size_right == 0) == is_causal
-    group = query.shape[1] // key.shape[1]
-    sums = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
-    for a, b, x, y in runs(cum_seq_q, cum_seq_k, max_q, max_k):
-        mask = seen_by(b - a, y - x, window_size_left, window_size_right)
-        p = (scores(query[a:b], key[x:y], scale, mask) - logsumexp[:, a:b, None]).exp()
-        v, k = (t[x:y].repeat_interleave(group, 1) for t in (value, key))
-        g = grad_out[a:b]
-        delta = (g * out[a:b]).sum(-1).T[..., None]
-        ds = p * (torch.einsum("qhd,khd->hqk", g, v) - delta) * scale
-        by_key, by_value = torch.einsum("hqk,qhd->khd", ds, query[a:b]), torch.einsum("hqk,qhd->khd", p, g)
-        sums[0][a:b] += torch.einsum("hqk,khd->qhd", ds, k)
-        for whole, part in zip(sums[1:], (by_key, by_value), strict=True):
-            whole[x:y] += part.unflatten(1, (-1, group)).sum(2)
-    return sums
-
-
 @pytest.fixture
 def elsewhere(monkeypatch):
     """Run blocks on the CPU as a GPU would, with stand-ins for its kernels; how often they were called."""
@@ -340,10 +264,54 @@ def elsewhere(monkeypatch):
         return lambda *args, **kwargs: (calls.append(stand_in.__name__), stand_in(*args, **kwargs))[1]
 
     # The attributes of torch.ops are set: the code calls them by their names.
-    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", counted(flash))
-    monkeypatch.setattr(torch.ops.aten, "_flash_attention_backward", counted(flash_backward))
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", counted(flash.forward))
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_backward", counted(flash.backward))
     monkeypatch.setattr(blocks, "KERNELS", {"cpu": blocks.FLASH})
     return calls
+
+
+def test_the_ends_of_runs_reach_the_device_in_one_copy_a_call(monkeypatch):
+    sent = {flash.forward: [], flash.backward: []}
+
+    def noted(stand_in, first):
+        return lambda *args, **kwargs: (
+            sent[stand_in].extend(args[first : first + 2]),
+            stand_in(*args, **kwargs),
+        )[1]
+
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", noted(flash.forward, 3))
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_backward", noted(flash.backward, 6))
+    monkeypatch.setattr(blocks, "KERNELS", {"cpu": blocks.FLASH})
+    tree = common.comb()
+    pulled(common.by_blocks, tree, common.heads(tree))
+    for ends in sent.values():
+        assert len(ends) > 4
+        assert len({each.untyped_storage().data_ptr() for each in ends}) == 1
+
+
+@pytest.mark.parametrize("kernel", [blocks.HOST, blocks.FLASH])
+def test_rows_of_padding_never_become_numbers_of_python(kernel):
+    table = torch.zeros(4000, 5, dtype=torch.int64)
+    table[0] = torch.tensor([spans.CAUSAL, 0, 9, 0, 9])
+    depths, made = torch.arange(9), []
+
+    class Looking(overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            made.extend([args[0].numel()] if func is torch.Tensor.tolist else [])
+            return func(*args, **(kwargs or {}))
+
+    with Looking():
+        found = list(kernel.walk(blocks.Tables(table, depths, depths, None, 0), torch.zeros(1, 1, 9, 8)))
+    assert [(block.queries, block.keys) for block in found] == [(slice(0, 9), slice(0, 9))]
+    assert max(made, default=0) < 20
+
+
+def test_a_device_that_has_no_kernel_is_told_with_those_that_have():
+    assert blocks.takes("cpu", torch.float64)
+    assert blocks.takes("cuda", torch.bfloat16)
+    assert not blocks.takes("cuda", torch.float32)
+    with pytest.raises(ValueError, match="came on the device xpu; kernels of it are there for cpu and cuda"):
+        blocks.takes("xpu", torch.float32)
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -365,7 +333,7 @@ def test_all_causal_blocks_are_one_call_of_the_flash_kernel(elsewhere):
     rows = [np.arange(20 * i, 20 * i + 7) for i in range(9)]
     tree = prefix_tree.build(rows)
     pulled(common.by_blocks, tree, common.heads(tree))
-    assert elsewhere == ["flash", "flash_backward"]
+    assert elsewhere == ["forward", "backward"]
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -380,7 +348,7 @@ def test_the_flash_kernel_refuses_what_it_has_no_mask_for():
 
 
 def test_the_stand_ins_have_the_signature_of_the_kernels():
-    for stand_in, name in ((flash, "forward"), (flash_backward, "backward")):
+    for stand_in, name in ((flash.forward, "forward"), (flash.backward, "backward")):
         operator = getattr(torch.ops.aten, f"_flash_attention_{name}").default
         known = [argument.name for argument in operator._schema.arguments]
         own = stand_in.__code__.co_varnames[

@@ -336,3 +336,22 @@ def test_a_divergence_of_models_that_are_close_keeps_its_digits(beta, dtype, noi
     one = torch.ones(1, 1, dtype=dtype)
     got = divergence.divergences(one, student[:, None], one, teacher[:, None], beta=beta).item()
     assert got == pytest.approx(exactly(student, teacher, beta), rel=error)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("lowest", [-2e4, -1e7, -1e30, -torch.inf])
+def test_a_known_token_that_the_student_rules_out_is_measured_and_pulled_as_at_the_floor(beta, lowest):
+    teacher = torch.tensor([[-0.1, -3.0]])
+
+    def at(lowest):
+        student = torch.tensor([[-0.1, lowest]], requires_grad=True)
+        value = divergence.kept(student, teacher, beta=beta)
+        return value.detach(), torch.autograd.grad(value.sum(), student)[0]
+
+    (value, grad), (want, want_grad) = at(lowest), at(divergence.FLOOR)
+    assert torch.equal(value, want)
+    assert value.isfinite().all()
+    assert want_grad[0, 1].item() == pytest.approx(-teacher[0, 1].exp().item() if beta == 0.0 else 0.0)
+    if lowest == -torch.inf:
+        want_grad[0, 1] = 0.0
+    assert torch.equal(grad, want_grad)

@@ -84,17 +84,16 @@ def test_beside_a_frozen_weight_nothing_of_its_size_is_made(slopes):
 
 
 def test_a_low_rank_pair_in_bfloat16_has_gradients_that_add_up_in_float32():
-    (h, w, _, down, up), t, _, _ = adapter(edges=64, hidden=8, vocab=16)
+    (h, w, _, down, up), t, _, _ = adapter(edges=512, hidden=8, vocab=16)
     h, w, down, up = (x.detach().bfloat16().requires_grad_() for x in (h, w, down, up))
     found = head.score(h, w, t, low_rank=(h @ down.T, up), tile_bytes=16 * 4)["logprobs"]
     wide = [x.detach().double().requires_grad_() for x in (h, w, down, up)]
     want = test_head.plain(wide[0], wide[1] + wide[3] @ wide[2], t)["logprobs"]
     assert found.dtype == torch.float32
-    for x, y in zip(
-        torch.autograd.grad(found.sum(), (h, w, down, up)), torch.autograd.grad(want.sum(), wide), strict=True
-    ):
+    grads = torch.autograd.grad(found.sum(), (h, w, down, up)), torch.autograd.grad(want.sum(), wide)
+    for x, y in zip(*grads, strict=True):
         assert x.dtype == torch.bfloat16
-        assert (x.double() - y).norm() / y.norm() < 1e-2
+        assert (x.double() - y).norm() / y.norm() < 5e-3
 
 
 def adapters(h, w, th, tw):

@@ -50,7 +50,6 @@ def test_a_mean_over_pairs_wants_each_sample_in_a_pair(units):
         ({"label": 2.0}, "has label 2"),
         ({"label": 0.5}, "has label 0.5"),
         ({"label": np.nan}, "has label nan"),
-        ({"label": 1.0, "mismatched": 3.0}, "has mismatched 3"),
     ],
 )
 def test_a_label_that_is_neither_yes_nor_no_is_refused_in_training_and_evaluation(algorithm, columns, told):
@@ -82,7 +81,7 @@ def test_a_column_called_label_means_nothing_to_an_algorithm_that_trains_on_text
 def test_a_budget_of_no_nodes_is_refused_rather_than_taken_for_no_limit(budget):
     row = np.arange(3)
     samples = [sample.Sample(tokens=row, trained=row > 0)]
-    with pytest.raises(ValueError, match=f"a budget of {budget} nodes came; at least 1 is wanted, or None"):
+    with pytest.raises(ValueError, match=f"a budget .* is {budget}; a whole number of at least 1 is wanted"):
         pack.build(samples, pack.count(samples), budget=budget)
 
 

@@ -186,10 +186,60 @@ def test_masters_change_nothing_of_what_is_wide(dtype):
     assert all(torch.equal(x, y) for x, y in zip(*map(record.tree.leaves, (one, other)), strict=True))
 
 
-def test_adamw_refuses_numbers_and_parameters_with_which_it_cannot_work():
+def test_adamw_refuses_numbers_with_which_it_cannot_work():
     with pytest.raises(ValueError, match=r"beta2 is 1\.0; a number from 0 up to but not 1"):
         optimizers.adamw(rate=lambda done: 1.0, beta2=1.0)
-    rule, given = optimizers.adamw(rate=lambda done: 1.0), narrow()
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_steps_in_float32_on_narrow_parameters_are_refused_and_not_rounded_away(name):
+    rule, given = rules()[name], narrow()
     wide = {name: p.float() for name, p in given.items()}
-    with pytest.raises(ValueError, match=r"and its gradient torch\.float32; wrap .* with_masters"):
+    with pytest.raises(ValueError, match=rf"{name}: .* gradient torch\.float32; wrap .* with_masters"):
         rule.update(wide, rule.init(given), given, rate=1.0)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+@pytest.mark.parametrize("wrap", [lambda rule: rule, optimizers.with_masters])
+def test_a_norm_that_is_known_is_not_measured_again(name, wrap):
+    asked = []
+
+    def norm(grads):
+        asked.append(len(grads))
+        return optimizers.global_norm(grads)
+
+    optimizer = wrap(rules(max_norm=0.1, norm=norm)[name])
+    start, grads = narrow() if wrap is optimizers.with_masters else params(), params(seed=1)
+    if wrap is optimizers.with_masters:
+        grads = {n: g.float() for n, g in grads.items()}
+    state = optimizer.init(start)
+    measured, _ = optimizer.update(grads, state, start, rate=0.1)
+    told, _ = optimizer.update(grads, state, start, rate=0.1, norm=optimizers.global_norm(grads))
+    assert asked == [3]
+    assert all(torch.equal(measured[n], p) for n, p in told.items())
+
+
+def turned(values):
+    """The same numbers in memory that runs along the other axis."""
+    return values.T.contiguous().T
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+@pytest.mark.parametrize("which", ["parameter", "gradient", "both"])
+def test_how_a_parameter_or_a_gradient_lies_in_memory_changes_no_bit(name, which):
+    rule = rules()[name]
+    start, grad = torch.arange(24.0).reshape(4, 6), torch.arange(24.0).reshape(4, 6) - 11.5
+    plain, _ = rule.update({"a": grad}, rule.init({"a": start}), {"a": start}, rate=0.1)
+    start = start if which == "gradient" else turned(start)
+    grad = grad if which == "parameter" else turned(grad)
+    got, _ = rule.update({"a": grad}, rule.init({"a": start}), {"a": start}, rate=0.1)
+    assert torch.equal(got["a"], plain["a"])
+
+
+def test_a_view_with_gaps_is_updated_as_what_it_shows_and_the_rest_is_left_alone():
+    held, rule = torch.ones(4, 6), rules()["adamw"]
+    start, grad = held[:, ::2], torch.arange(12.0).reshape(4, 3) - 5.5
+    plain, _ = rule.update({"a": grad}, rule.init({"a": start.clone()}), {"a": start.clone()}, rate=0.1)
+    got, _ = rule.update({"a": grad}, rule.init({"a": start}), {"a": start}, rate=0.1, donate=True)
+    assert torch.equal(got["a"], plain["a"])
+    assert bool((held[:, 1::2] == 1.0).all())

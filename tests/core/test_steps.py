@@ -239,6 +239,8 @@ def test_metrics_hold_no_graph():
     [
         (lambda scores: (-scores.logprobs.mean(), {}), r"shape \(\); one axis of 2 \(one a term\)"),
         (lambda scores: -scores.logprobs, r"returned Tensor; a tuple \(values, metrics\)"),
+        (lambda scores: (-scores.logprobs.detach(), {}), "returned values that no gradient flows from"),
+        (lambda scores: ((scores.logprobs < -1).double(), {}), "returned values that no gradient flows from"),
         (lambda scores: (-scores.logprobs, {"m": 1.0}), "metric 'm' is a float"),
         (lambda scores: (-scores.logprobs, {"m": scores.entropies}), "metric 'm' is a NoneType"),
     ],
@@ -247,5 +249,19 @@ def test_a_loss_that_returns_something_else_is_told_what_was_wanted(returned, wa
     mine = algorithms.sft.evolve(loss=lambda scores, batch: returned(scores), watches=())
     samples = [sample.Sample(tokens=np.array([1, 2, 3]), trained=np.arange(3) > 0)]
     packs = [pack.build(samples, pack.count(samples))]
-    with pytest.raises(ValueError, match=wanted):
+    for one in (mine, mine.evolve(linear=False)):
+        with pytest.raises(ValueError, match=wanted):
+            steps.loss_and_grad(reference.Reference(), one, reference.params(), packs, 0)
+
+
+def test_a_reduction_without_a_gradient_is_refused_where_there_is_a_row_to_train():
+    mine = algorithms.dapo.evolve(
+        loss=lambda scores, batch: (-scores.logprobs, {}), reduce=lambda values, batch: values.sum().detach()
+    )
+    samples = [sample.Sample(tokens=np.array([1, 2, 3]), trained=np.arange(3) > 0)]
+    packs, empty = ([pack.build(rows, pack.count(samples))] for rows in (samples, []))
+    with pytest.raises(ValueError, match="reduce returned a number that no gradient flows from"):
         steps.loss_and_grad(reference.Reference(), mine, reference.params(), packs, 0)
+    assert steps.evaluate(reference.Reference(), mine, reference.params(), packs)[0] > 0
+    loss = steps.objective(mine, empty[0].batch, {})
+    assert loss(pack.Scores(logprobs=torch.zeros(0, requires_grad=True)))[0] == 0

@@ -29,6 +29,8 @@ def gpu(monkeypatch, *, hip=None, built="13.0", available=True, narrow=True):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: narrow)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (60 << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
     started = []
     monkeypatch.setattr(multiprocessing, "set_start_method", started.append)
     return started
@@ -42,6 +44,23 @@ def test_auto_takes_the_gpu_by_its_maker(monkeypatch, hip, name):
     assert (found.name, found.type, found.dtype) == (name, "cuda", torch.bfloat16)
     assert found.memory() == 60 << 30
     assert pick.why(found) == "accelerator seen"
+
+
+@pytest.mark.parametrize("hip", [None, "7.1"])
+@pytest.mark.parametrize(("rank", "index"), [(None, 0), ("0", 0), ("1", 1), ("3", 1)])
+def test_a_rank_takes_its_own_gpu_before_anything_runs_on_one(monkeypatch, hip, rank, index):
+    gpu(monkeypatch, hip=hip)
+    if rank is None:
+        monkeypatch.delenv("LOCAL_RANK", raising=False)
+    else:
+        monkeypatch.setenv("LOCAL_RANK", rank)
+    came = []
+    monkeypatch.setattr(torch.cuda, "set_device", came.append)
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: came.append("asked")
+    )
+    pick.device("auto")
+    assert came == [index, "asked"]
 
 
 @pytest.mark.parametrize(("before", "wanted"), [(None, ["spawn"]), ("fork", [])])
@@ -84,7 +103,6 @@ def test_checks_tell_a_gpu_that_others_fill_and_one_that_does_not_compute(monkey
     gpu(monkeypatch)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (1 << 30, 80 << 30))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda _: type("Properties", (), {"name": "Some GPU"})
     )

@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import sys
+import types
 
 import pytest
 import torch
@@ -68,6 +69,17 @@ def test_a_package_that_fits_is_imported_and_what_it_raises_is_told(site, versio
     site(version)
     assert "RuntimeError: imported" in refused()
     os.environ.pop(neuron.CACHE, None)
+
+
+def test_a_package_that_pytorch_imported_by_itself_keeps_its_own_cache_and_that_is_told(site, monkeypatch):
+    monkeypatch.delenv(neuron.CACHE, raising=False)
+    monkeypatch.setitem(sys.modules, neuron.PACKAGE, types.ModuleType(neuron.PACKAGE))
+    site(f"{FAMILY}.3.0")
+    neuron.load()
+    assert neuron.CACHE not in os.environ
+    found = {check.name: check for check in neuron.checks()}["compile cache"]
+    assert not found.passed
+    assert found.told == f"not kept between restarts: set {neuron.CACHE} before the run"
 
 
 def test_auto_passes_a_broken_package_over_and_says_so(site):

@@ -151,6 +151,16 @@ def by_sample(scores, batch):
     return -whole.index_select(0, batch.terms.sample).exp(), {}
 
 
+def detached(scores, batch):
+    """Likelihood of scores that are taken as numbers."""
+    return -scores.logprobs.detach(), {}
+
+
+def detached_sum(values, batch):
+    """A sum that is taken as a number."""
+    return values.sum().detach()
+
+
 def overwriting(scores, batch):
     """A planted fault: scales the scores that it was given."""
     scores.logprobs.data.mul_(0.5)
@@ -209,6 +219,27 @@ def of_generator(scores, batch):
     return -(scores.logprobs - batch.sampled_logprobs).exp() * batch.advantage, {}
 
 
+def undeclared(scores, batch):
+    """A planted fault: reads what is there at logged steps alone."""
+    return -scores.logprobs - 0.1 * scores.entropies, {}
+
+
+def entropies_alone(scores, batch):
+    """A planted fault: the same, and no gradient flows where nobody declared it."""
+    return -scores.entropies, {}
+
+
+def where_it_is(scores, batch):
+    """A planted fault: another loss at logged steps."""
+    return -scores.logprobs if scores.entropies is None else -scores.logprobs - scores.entropies, {}
+
+
+def metric_undeclared(scores, batch):
+    """A planted fault: a metric of what nobody asked for."""
+    return -scores.logprobs, {"mean_logits": scores.mean_logits}
+
+
+UNLOGGED = "the loss is the same at steps that are not logged does not hold.*"
 REINFORCE = "on-policy gradient is REINFORCE's"
 FAULTS = {
     "mean of rows": (algorithms.sft.evolve(reduce=mean_of_rows), "additive over units"),
@@ -222,6 +253,19 @@ FAULTS = {
     "lost sign": (algorithms.grpo.evolve(loss=pushed), REINFORCE),
     "no advantage": (algorithms.grpo.evolve(loss=blind), REINFORCE),
     "weighed by likelihood": (algorithms.grpo.evolve(loss=by_likelihood), REINFORCE),
+    "detaches": (algorithms.sft.evolve(loss=detached), "a gradient flows to the scores does not hold"),
+    "reduces to a constant": (algorithms.dapo.evolve(reduce=detached_sum), "reduce lets no gradient through"),
+    "reads what is watched": (algorithms.sft.evolve(loss=undeclared), UNLOGGED + r"needs=\('entropies',\)"),
+    "reads what nobody names": (
+        algorithms.sft.evolve(loss=undeclared, watches=()),
+        UNLOGGED + r"needs=\('entropies',\)",
+    ),
+    "is what is watched": (algorithms.sft.evolve(loss=entropies_alone), UNLOGGED + r"needs=\('entropies',\)"),
+    "two losses": (algorithms.sft.evolve(loss=where_it_is), UNLOGGED + "without entropies, top1 and"),
+    "measures what nobody names": (
+        algorithms.sft.evolve(loss=metric_undeclared),
+        UNLOGGED + r"mean_logits.*needs=\('mean_logits',\)",
+    ),
     "writes": (algorithms.sft.evolve(loss=overwriting), "arguments stay as they are"),
     "remembers": (algorithms.sft.evolve(loss=remembering()), "arguments stay as they are"),
 }

@@ -23,7 +23,7 @@ WAYS = st.fixed_dictionaries(
         "again": st.sampled_from([False, True, "selective"]),
         "chunk": st.sampled_from([0, 1, 3, 100]),
         "offloaded": st.booleans(),
-        "attention": st.sampled_from(["rectangles", "mask"]),
+        "attention": st.sampled_from(["blocks", "mask"]),
         "apart": st.booleans(),
     }
 )
@@ -71,7 +71,7 @@ def packs(samples, algorithm, way, budget):
 
 
 @pytest.mark.parametrize("adapted", [False, True], ids=["all weights", "an adapter"])
-@hypothesis.settings(max_examples=30)
+@hypothesis.settings(max_examples=25)
 @hypothesis.given(data=st.data(), way=WAYS, budget=st.integers(1, 20), loss=st.sampled_from([*LOSSES]))
 def test_a_step_is_the_same_however_it_is_run(adapted, data, way, budget, loss):
     samples, algorithm = forest(data), LOSSES[loss]

@@ -1,6 +1,7 @@
 """Two runs of one job are laid side by side; what is no run is told in one line."""
 
 import json
+import shutil
 
 import pytest
 
@@ -46,6 +47,17 @@ def test_options_that_change_a_result_are_told_first(pair, tmp_path, capsys):
     assert lines[:2] == ["not one job, since these differ:", "  learning_rate: 0.001 and 0.01"]
     assert row(lines, "cost per million trained tokens")[1] == "-"
     assert float(row(lines, "furthest apart in loss")[0]) > 0
+
+
+def test_another_algorithm_is_no_one_job_and_a_devices_memory_is_not_the_hosts(pair, tmp_path, capsys):
+    other = shutil.copytree(pair[0], tmp_path / "other")
+    reached = {"how": "by the device's allocator", "peak_bytes": 2**31}
+    facts = json.loads((other / "run.json").read_text())
+    facts |= {"algorithm": "dpo", "memory": {"reached": reached}}
+    (other / "run.json").write_text(json.dumps(facts))
+    lines = printed(capsys, pair[0], other)
+    assert lines[:2] == ["not one job, since these differ:", "  algorithm: sft and dpo"]
+    assert row(lines, "peak memory of the device, GiB") == ["-", "2"]
 
 
 @pytest.mark.parametrize("words", [[], ["one"], ["one", "two", "three"], ["no_such", "folders"]])

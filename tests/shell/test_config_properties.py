@@ -16,8 +16,8 @@ from shell import about, checks, config, entries, mistake, options
 TIED = {
     "compile", "compile_beyond", "count_signatures", "max_shapes", "pad_to_multiple_of", "rope_scaling",
     "eval_dataset", "eval_on_start", "eval_steps", "eval_strategy", "greater_is_better",
-    "lr_scheduler_kwargs", "lr_scheduler_type", "metric_for_best_model", "report_to", "save_steps",
-    "save_strategy", "streaming", "warmup_ratio", "warmup_steps",
+    "load_best_model_at_end", "lr_scheduler_kwargs", "lr_scheduler_type", "metric_for_best_model",
+    "report_to", "save_steps", "save_strategy", "streaming", "warmup_ratio", "warmup_steps",
 }  # fmt: skip
 FREE = sorted(
     name

@@ -90,7 +90,7 @@ def test_a_round_goes_on_from_a_checkpoint_with_what_it_used_up(tmp_path, model)
         place = drawn.place
         assert place == ((0, made + 1, 6) if made < 3 else (6, 0))
         again = rolls(plan, model, Parrot({0: ["never", "asked"]}), tries=4)
-        again.join(*rolling.split())
+        again.join(*rolling.split(place))
         rolling = again if made < 3 else rolling
     assert seen == [[0, 0, 2, 2], [3, 3, 5, 5]] * 2
 

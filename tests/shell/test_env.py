@@ -33,14 +33,14 @@ def test_looking_at_the_device_tells_what_each_check_found_and_a_run_does_not_lo
     assert "checks" not in env.report()
     looked = env.report(looking=True)
     assert looked["checks"]["instructions"].startswith("ok: ")
-    assert looked["device"]["tree attention"].startswith("rectangles")
+    assert looked["device"]["tree attention"].startswith("blocks")
 
 
 def test_an_attention_that_fails_its_self_test_is_told(monkeypatch):
     monkeypatch.setattr(attention, "rectangles", lambda query, *_, **__: query)
     looked = env.report(looking=True)
     assert looked["device"]["tree attention"] == "mask"
-    assert "attention rectangles fails its self-test on cpu" in looked["checks"]["attention"]
+    assert "attention blocks fails its self-test on cpu" in looked["checks"]["attention"]
 
 
 def test_a_package_that_is_missing_is_said_to_be(monkeypatch):

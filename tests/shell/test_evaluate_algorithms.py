@@ -36,6 +36,11 @@ def asked(files, algorithm, **more):
     """Return the options of a run that is evaluated after its last step."""
     if algorithm in about.POLICY:
         rows = PROMPTED
+    elif algorithm == "distill":
+        # tiny as a teacher has other weights than tiny as a student.
+        rows = {"teacher_model": "tiny", "eval_dataset": "demo", "eval_split": "test[:5]", "batch_size": 4}
+        rows |= {"dataset_split": "train[:6]", "max_length": 96, "temperature": 0.6}
+        rows |= {"max_completion_length": 4} if more["lmbda"] else {}
     else:
         file = files.get(algorithm)
         held = {"eval_dataset": file, "batch_size": 4, "dataset_split": "train", "max_length": 96}
@@ -80,6 +85,9 @@ def words(folder, options, model=None):
         ("reward", {}),
         ("grpo", {}),
         ("rloo", {}),
+        ("distill", {"lmbda": 0.0}),
+        ("distill", {"lmbda": 0.5}),
+        ("distill", {"lmbda": 1.0}),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(map(str, value.values())) or "default",
 )
@@ -163,6 +171,22 @@ def test_losses_without_a_reference_ask_for_none(capsys, files):
     assert {"eval_loss", "eval_log_odds_ratio"} <= found.keys()
 
 
+@pytest.mark.parametrize("name", ["rms_norm_eps", "rope_parameters"])
+def test_a_reference_that_makes_other_numbers_of_its_weights_is_refused(tmp_path, capsys, files, name):
+    described = choose.tiny_config(config.Options(model="tiny"))
+    odd = {"rms_norm_eps": 0.1, "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}}
+    transformers.LlamaForCausalLM(described).save_pretrained(tmp_path / "policy")
+    setattr(described, name, odd[name])
+    transformers.LlamaForCausalLM(described).save_pretrained(tmp_path / "other")
+    command = [str(tmp_path / "policy"), "--tokenizer", "tiny", "--algorithm", "dpo"]
+    command += ["--dataset", files["dpo"], "--max_length", "96", "--ref_model"]
+    assert evaluate.main([*command, str(tmp_path / "policy")]) == 0
+    capsys.readouterr()
+    assert evaluate.main([*command, str(tmp_path / "other")]) == 2
+    said = capsys.readouterr().err
+    assert f"{name} is" in said.splitlines()[-1]
+
+
 def test_a_reference_of_another_kind_is_refused_by_the_parameter_that_differs(tmp_path, capsys, files):
     described = choose.tiny_config(config.Options(model="tiny"))
     described.num_hidden_layers = 1
@@ -203,10 +227,9 @@ def test_a_command_that_is_wrong_says_what_is_right(capsys, told, wanted):
 
 def test_what_rewards_do_not_read_is_named(capsys):
     few = ("--dataset", "task:letters", "--dataset_split", "test[:2]", "--max_completion_length", "2")
-    found, said = printed(
-        capsys, "tiny", "--algorithm", "grpo", *few, "--epsilon", "0.1", "--num_generations", "4"
-    )
-    assert "evaluation does not read epsilon, num_generations" in said
+    idle = ("--epsilon", "0.1", "--num_generations", "4", "--memory_report")
+    found, said = printed(capsys, "tiny", "--algorithm", "grpo", *few, *idle)
+    assert "evaluation does not read memory_report, epsilon, num_generations" in said
     assert {"eval_reward", "eval_completions/mean_length", "eval_rewards/letters/mean"} <= found.keys()
 
 

@@ -1,16 +1,22 @@
 """What a run says of its memory before and after: promised, reached, and on the terminal."""
 
 import json
+import threading
+from concurrent import futures
 
 import attrs
 import pytest
 import torch
 
-from adapters import cpu, lora
+from adapters import cpu, lora, sampling
+from core import metrics, ports
 from core.plan import cost, memory
 from shell import config, footprint, mistake
 from tests.shell import runs
 
+SHAPE = cost.ModelShape(
+    layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, intermediate=200, vocab=512, parameters=10**6
+)
 STEPS = {"max_steps": 2, "logging_steps": 1, "memory_report": True}
 WAYS = {
     "plain": {"token_budget": 2000},
@@ -82,9 +88,14 @@ def test_a_run_that_was_not_asked_says_nothing_and_counts_nothing(tmp_path, caps
     assert "promised, at the moment" not in capsys.readouterr().err
 
 
-def levers(*words, device=cpu.DEVICE, beside=(), adapter=None):
-    command = config.parse(["sft", "--model", "tiny", "--dataset", "demo", *words])
+def levers(*words, device=cpu.DEVICE, beside=(), adapter=None, algorithm="sft"):
+    command = config.parse([algorithm, "--model", "tiny", "--dataset", "demo", *words])
     return footprint.levers(command.options, device, beside, adapter)
+
+
+def test_on_a_cpu_offloading_says_that_it_does_nothing(tmp_path, capsys):
+    assert runs.run(tmp_path / "out", dry_run=True, max_steps=1, activation_offloading=True) == 0
+    assert "activation_offloading does nothing on a CPU" in capsys.readouterr().err
 
 
 def test_activations_leave_only_a_device_that_has_another_memory_than_the_host():
@@ -94,27 +105,78 @@ def test_activations_leave_only_a_device_that_has_another_memory_than_the_host()
     assert not levers(device=elsewhere).offloaded
 
 
-def test_options_move_the_levers_that_they_are():
+def test_weights_are_packed_where_enough_is_drawn_in_float32_on_a_cpu():
+    def packed(*words, device=cpu.DEVICE, steps="24"):
+        return levers("--max_completion_length", steps, *words, algorithm="grpo", device=device).packed
+
+    assert packed() == sampling.PACKING_BYTES
+    assert packed("--bf16") == packed("--dtype", "float64") == 0
+    assert packed(steps="23") == levers().packed == 0
+    assert packed(device=attrs.evolve(cpu.DEVICE, type="cuda")) == 0
+
+
+def test_options_move_the_levers_that_they_are(monkeypatch):
     found = levers("--gradient_checkpointing", "selective", "--chunk_size_feed_forward", "7")
     assert (found.checkpointing, found.chunk, found.clipped) == ("selective", 7, True)
+    flexible = attrs.evolve(cpu.DEVICE, attention=("flex", "blocks", "mask"))
+    assert levers("--gradient_checkpointing", "selective", device=flexible).checkpointing is True
+    assert not levers(device=flexible).checkpointing
     assert not levers("--max_grad_norm", "0").clipped
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert levers().summed
+    assert (levers("--fsdp").summed, levers("--fsdp").num_shards) == (False, 2)
     found = levers(adapter=lora.Trained(num=70, head_columns=3))
     assert (found.adapter, found.head_columns) == (70, 3)
     assert (levers().adapter, levers().head_columns) == (None, 0)
 
 
 def test_frozen_models_that_are_held_leave_less_for_a_forward():
-    shape = cost.ModelShape(
-        layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, intermediate=200, vocab=512, parameters=10**6
-    )
     device = attrs.evolve(cpu.DEVICE, memory=lambda: 100 << 20)
     chosen = config.parse(["dpo", "--model", "tiny", "--dataset", "demo"]).options
     alone, beside = (
-        footprint.budget(shape, chosen, device, levers(beside=models)) for models in ((), (shape, None))
+        footprint.budget(SHAPE, chosen, device, levers(beside=models), ports.ALONE)
+        for models in ((), (SHAPE, None))
     )
     assert beside < alone
     with pytest.raises(mistake.Mistake, match="GiB to train"):
-        footprint.budget(shape, chosen, attrs.evolve(device, memory=lambda: 1 << 20), levers())
+        footprint.budget(SHAPE, chosen, attrs.evolve(device, memory=lambda: 1 << 20), levers(), ports.ALONE)
+
+
+def budgets(*rooms):
+    """The budget, or the mistake, of each of several ranks whose devices have so many bytes."""
+    gate, sent = threading.Barrier(len(rooms), timeout=20), [{}] * len(rooms)
+    chosen = config.parse(["sft", "--model", "tiny", "--dataset", "demo"]).options
+
+    def one(index):
+        def merge(found):
+            sent[index] = found
+            gate.wait()
+            return metrics.merge(*sent)
+
+        ranks = attrs.evolve(ports.ALONE, index=index, num=len(rooms), merge=merge)
+        device = attrs.evolve(cpu.DEVICE, memory=lambda: rooms[index])
+        try:
+            return footprint.budget(SHAPE, chosen, device, levers(), ranks)
+        except mistake.Mistake as problem:
+            return str(problem)
+
+    with futures.ThreadPoolExecutor(len(rooms)) as pool:
+        return list(pool.map(one, range(len(rooms))))
+
+
+def test_all_ranks_plan_with_the_least_of_what_fits_each():
+    (more,), (less,) = budgets(100 << 20), budgets(60 << 20)
+    assert less < more
+    assert budgets(100 << 20, 60 << 20) == [less, less]
+    assert budgets(60 << 20, 100 << 20, 80 << 20) == [less] * 3
+    assert budgets(None, 60 << 20) == [less, less]
+    assert budgets(None) == budgets(1 << 40, None)[:1] == [footprint.FALLBACK_BUDGET]
+
+
+def test_a_rank_on_which_nothing_fits_stops_all():
+    first, second = budgets(1 << 20, 100 << 20)
+    assert "cpu has 0.0 GiB" in first
+    assert "another rank has less" in second
 
 
 def test_graphs_are_not_looked_into():

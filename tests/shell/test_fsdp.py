@@ -4,12 +4,14 @@ import json
 import os
 import pathlib
 import signal
+import types
 
 import pytest
+import torch
 
-from adapters import cpu
+from adapters import cpu, cuda
 from core import ports
-from shell import config, evaluate, launched, mistake, splitting
+from shell import choose, config, evaluate, jobs, launched, mistake, splitting
 from tests import warm
 from tests.shell import runs, words
 
@@ -49,6 +51,25 @@ PLANS = {
 }
 
 
+def test_a_model_that_is_split_is_loaded_on_the_host_as_its_device_holds_it(monkeypatch):
+    class LoadedError(Exception):
+        pass
+
+    def model(chosen, device, **_):
+        raise LoadedError(device.type, choose.dtype(chosen, device), choose.attention(chosen, device))
+
+    monkeypatch.setattr(choose, "model", model)
+    chosen = config.parse(["sft", "--model", "tiny", "--dataset", "demo", "--fsdp"]).options
+    ready = types.SimpleNamespace(
+        command=types.SimpleNamespace(options=chosen),
+        device=cuda.DEVICE,
+        algorithm=types.SimpleNamespace(needs=()),
+    )
+    with pytest.raises(LoadedError) as loaded:
+        jobs._loaded(ready, fresh=True)
+    assert loaded.value.args == ("cpu", torch.bfloat16, "flex")
+
+
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory):
     """The options of each plan, its rows among them."""
@@ -57,7 +78,10 @@ def plans(tmp_path_factory):
         for q, a, b in TALKS
     ]
     file = words.write(tmp_path_factory.mktemp("rows") / "pairs.jsonl", pairs)
-    return {name: {"dataset": file, **plan} if "dpo" in name else plan for name, plan in PLANS.items()}
+    made = {name: {"dataset": file, **plan} if "dpo" in name else plan for name, plan in PLANS.items()}
+    # Of losses that fall the first is the greatest.
+    best = {"eval_dataset": file, "load_best_model_at_end": True, "greater_is_better": True}
+    return {**made, "dpo": {**made["dpo"], **best}}
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +105,11 @@ def together(tmp_path_factory, plans):
 @pytest.mark.parametrize("name", PLANS)
 def test_split_parameters_end_as_whole_ones_do(alone, together, name):
     assert runs.apart(runs.weights(together[name]), runs.weights(alone[name])) < 1e-5
+
+
+def test_the_best_weights_of_a_split_run_are_those_of_an_earlier_step(alone, together):
+    for folder in (alone["dpo"], together["dpo"]):
+        assert [runs.facts(folder)[name] for name in ("step", "model_step")] == [STEPS, 3]
 
 
 @pytest.mark.parametrize("name", PLANS)

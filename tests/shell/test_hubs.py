@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub import constants, errors
 
 from adapters import peft_format
-from shell import adapter, config, evaluate, hubs, merge, mistake
+from shell import adapter, config, evaluate, hubs, merge, mistake, sample
 from tests.shell import runs
 from tests.shell.test_beside import DISTILLED
 from tests.shell.test_low_rank import LORA
@@ -97,7 +97,7 @@ def test_a_whole_model_in_the_cache_is_not_asked_for_again(started, cache, monke
 
 
 def test_an_adapter_that_the_cache_lacks_is_fetched_and_the_options_are_read_again(
-    started, cache, monkeypatch
+    started, cache, monkeypatch, capsys
 ):
     asked = []
 
@@ -116,6 +116,13 @@ def test_an_adapter_that_the_cache_lacks_is_fetched_and_the_options_are_read_aga
     command = config.fetched(lambda: config.parse(line))
     assert (command.options.model, command.options.lora_r) == (str(started / "base"), 4)
     assert asked == [("far/adapter", peft_format.CONFIG, None), ("far/adapter", None, True)]
+    asked.clear()
+    shutil.rmtree(cache / "models--far--adapter")
+    short = ("--prompt", "x", "--max_completion_length", "1", "--temperature", "0")
+    for model in ("far/adapter", str(started / "model")):
+        assert sample.main([model, *short]) == 0
+    assert len(asked) == 2
+    assert len({*capsys.readouterr().out.splitlines()}) == 1
     whole = config.fetched(lambda: config.parse(["sft", "--model", "whole/model", "--dataset", "demo"]))
     assert whole.options.model == "whole/model"
 

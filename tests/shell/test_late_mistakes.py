@@ -157,7 +157,7 @@ def test_a_checkpoint_without_a_value_is_told_by_its_folder(folder, capsys, name
 def test_a_checkpoint_whose_options_are_none_is_told_by_its_folder(folder, capsys, text):
     rewritten(folder, 2, lambda values: values | {"options": text})
     assert runs.run(folder, max_steps=3, save_steps=1) == 2
-    assert f"error: {folder / 'checkpoint-2'} cannot be gone on from" in capsys.readouterr().err
+    assert f"error: {folder / 'checkpoint-2'} cannot be resumed from" in capsys.readouterr().err
 
 
 def manifest(folder, change):

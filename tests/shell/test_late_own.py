@@ -1,12 +1,16 @@
 """A loss of one's own, or a graph, that fails only when something is evaluated: one line; nothing is lost."""
 
+import itertools
+import types
+
+import attrs
 import pytest
 
 from adapters import compiling
-from core import algorithms
+from core import algorithms, ports
 from core import steps as verbs
-from shell import evaluate
-from tests.shell import runs
+from shell import evaluate, loop, mistake, stream
+from tests.shell import runs, words
 
 
 def graded(scores, batch):
@@ -19,6 +23,15 @@ def whole(scores, batch):
     return -scores.logprobs.sum(), {}
 
 
+def third(scores, batch):
+    if scores.logprobs.requires_grad and (before := next(COUNT)) == 2:
+        raise ValueError(f"failed after {before} steps")
+    return -scores.logprobs, {}
+
+
+COUNT = itertools.count()
+drawn = algorithms.grpo.evolve(loss=third, watches=(), linear=False)
+read = algorithms.sft.evolve(loss=third, watches=(), linear=False)
 late = algorithms.sft.evolve(loss=graded, watches=())
 wrong = algorithms.sft.evolve(loss=whole, watches=())
 HELD = {"eval_dataset": "demo", "eval_split": "test[:4]", "max_steps": 3, "logging_steps": 5}
@@ -79,3 +92,41 @@ def test_a_graph_that_was_not_planned_is_told_wherever_it_is_met(tmp_path, capsy
     assert runs.run(tmp_path / "step", **HELD, eval_steps=3) == 2
     assert capsys.readouterr().err.splitlines()[-1] == told
     assert runs.steps(tmp_path / "step") == [1]
+
+
+FEW = {"batch_size": 4, "max_steps": 4, "logging_steps": 1, "save_total_limit": 1}
+ROUNDS = {
+    **{**FEW, "algorithm": f"{__name__}:drawn", "dataset": "task:letters", "dataset_split": "train[:6]"},
+    **{"num_generations": 2, "max_completion_length": 4, "reward_funcs": "length"},
+}
+
+
+@pytest.mark.parametrize("visits", ["steps_per_generation", "num_iterations"])
+def test_a_round_whose_last_step_fails_is_gone_on_with(tmp_path, capsys, monkeypatch, visits):
+    monkeypatch.setitem(globals(), "COUNT", itertools.count(1))
+    assert runs.run(tmp_path / "out", **ROUNDS, **{visits: 2}) == 2
+    assert "checkpoint-1 holds the steps until here" in capsys.readouterr().err
+    runs.made(tmp_path / "out", **ROUNDS, **{visits: 2})
+    runs.made(tmp_path / "whole", **ROUNDS, **{visits: 2})
+    runs.same(tmp_path / "whole", tmp_path / "out", 4)
+
+
+def test_rows_of_a_step_that_failed_are_counted_once(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "COUNT", itertools.count())
+    monkeypatch.setattr(stream, "BLOCK", 2)
+    words.write(tmp_path / "rows.jsonl", [{"text": f"row {place}"} for place in range(12)])
+    few = FEW | {"algorithm": f"{__name__}:read", "dataset": tmp_path / "rows.jsonl", "streaming": True}
+    few |= {"batch_size": 2, "shuffle_dataset": False, "dataset_split": "train"}
+    assert runs.run(tmp_path / "out", **few) == 2
+    runs.made(tmp_path / "out", **few)
+    assert runs.facts(tmp_path / "out")["rows"]["train"]["read"] == 8
+
+
+@pytest.mark.parametrize(("saved", "told"), [(4, "checkpoint-4 is the newest"), (0, "no checkpoint yet")])
+def test_where_others_go_on_what_is_kept_of_a_step_that_failed_is_told(saved, told):
+    ranks = attrs.evolve(ports.ALONE, num=2)
+    command = types.SimpleNamespace(algorithm="sft", options=None)
+    job = types.SimpleNamespace(command=command, chosen=None, ranks=ranks)
+    kept = loop._kept(job, None, saved, None, None, alone=True)
+    with pytest.raises(mistake.Mistake, match=f"^late.*{told}"), kept:
+        raise mistake.Mistake("late")

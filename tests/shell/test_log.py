@@ -44,6 +44,27 @@ def test_a_loss_of_nan_stays_one_for_every_common_reader(tmp_path):
         assert losses[1] == 1.5
 
 
+def test_functions_that_all_abstain_for_a_whole_step_are_named_once(tmp_path):
+    made = journal(tmp_path)
+    row = {
+        "prompt": "p",
+        "completion": "c",
+        "ended": True,
+        "reward": None,
+        "rewards/a": None,
+        "rewards/b": None,
+    }
+    made.completions(1, [row, {**row, "reward": 1.0}], shown=False)
+    assert made.display.notes == []
+    for step in (2, 3):
+        made.completions(step, [row, row], shown=False)
+    (told,) = made.display.notes
+    assert told.startswith("every reward function (a, b) returned None for all completions of a step")
+    made.completions(4, [{"prompt": "p", "completion": "c", "ended": True}], shown=False)
+    assert len(made.display.notes) == 1
+    made.close()
+
+
 def test_training_and_evaluation_of_one_step_share_a_line(tmp_path):
     made = journal(tmp_path)
     made.log(1, {"loss": 2.0})

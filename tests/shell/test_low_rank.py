@@ -1,6 +1,7 @@
 """Training an adapter from end to end: what it leaves and leaves alone, how it goes on, what it refuses."""
 
 import json
+import os
 import shutil
 
 import peft
@@ -209,10 +210,19 @@ def test_evaluation_reads_an_adapter(run, capsys):
 
 @pytest.mark.parametrize("more", [{}, {"lora_target_modules": "[all-linear, lm_head]"}])
 @pytest.mark.filterwarnings("ignore")
-def test_a_merged_folder_loads_without_peft_and_gives_the_logits_of_the_adapter(tmp_path, more, capsys):
+def test_a_merged_folder_loads_without_peft_and_gives_the_logits_of_the_adapter(
+    tmp_path, more, capsys, monkeypatch
+):
     run = runs.made(tmp_path / "out", **{**LORA, "learning_rate": 0.01}, **more)
     assert merge.main([str(run / "model"), str(tmp_path / "merged")]) == 0
     assert capsys.readouterr().out == f"the merged model is in {tmp_path / 'merged'}\n"
+    written = [path for place in (run / "base", tmp_path / "merged") for path in place.iterdir()]
+    assert {path.stat().st_mode for path in written} == {(run / "config.yaml").stat().st_mode}
+    with monkeypatch.context() as full:
+        full.setattr("shell.files.sync", lambda path: os.fsync(-1))
+        assert merge.main([str(run / "model"), str(tmp_path / "half")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    assert not (tmp_path / "half").exists()
     whole = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     base = transformers.AutoModelForCausalLM.from_pretrained(run / "base")
     tokens = torch.arange(40, 60)[None]

@@ -82,7 +82,7 @@ def test_accelerate_launches_a_run_that_goes_on_from_one_process(tmp_path, alone
     launcher = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2")
     more = ("--rdzv_backend", "c10d", "--main_process_port", "0", "--num_machines", "1")
     more += ("--mixed_precision", "no", "--dynamo_backend", "no")
-    command = runs.words(folder, **{**options, "resume": "force"})
+    command = runs.words(folder, **options)
     code, _, err = runs.done(runs.start(*launcher, *more, "-m", "shell.train", *command))
     assert code == 0, err
     assert runs.facts(folder)["ranks"] == 2, err

@@ -1,7 +1,6 @@
 """What a policy is compared with: a reference that follows it, one that was asked once for all, or none."""
 
 import json
-import pathlib
 import shutil
 import signal
 from typing import Any
@@ -67,6 +66,34 @@ def test_all_the_way_is_the_policy_to_the_bit_and_none_of_it_the_reference():
     assert torch.equal(verbs.synced(old, new, alpha=0.0)["w"], old["w"])
     with pytest.raises(ValueError, match=r"\[0, 1\]"):
         verbs.synced(old, new, alpha=1.1)
+
+
+def test_a_reference_in_a_narrow_type_is_refused_where_it_would_stand_still():
+    old, new = {"w": torch.ones(2, dtype=torch.bfloat16)}, {"w": torch.full((2,), 1.25, dtype=torch.bfloat16)}
+    assert torch.equal(verbs.synced(old, new, alpha=1.0)["w"], new["w"])
+    with pytest.raises(ValueError, match=r"reference w is torch\.bfloat16, .* hold it in float32"):
+        verbs.synced(old, new, alpha=0.01)
+    wide = {"w": old["w"].float()}
+    for _ in range(500):
+        wide = verbs.synced(wide, new, alpha=0.01)
+    torch.testing.assert_close(wide["w"], torch.full((2,), 1.25 - 0.25 * 0.99**500))
+
+
+def test_a_reference_of_a_narrow_model_moves_in_float32_and_goes_on_to_the_same_bits(tmp_path, files):
+    small = {"sync_ref_model": True, "ref_model_mixup_alpha": 1e-3, "ref_model_sync_steps": 1}
+    plan = asked(files, save_steps=1, dtype="bfloat16", learning_rate=1e-2, **small)
+    folder = runs.made(tmp_path / "out", **plan)
+    for step in (2, 3, 4):
+        (policy, now), (_, before) = held(folder, step), held(folder, step - 1)
+        for name, reference in now.items():
+            assert reference.dtype == torch.float32
+            assert torch.equal(reference, before[name].lerp(policy[name].float(), 1e-3))
+    assert any(not torch.equal(now[n], before[n]) for n in now)
+    wanted = held(folder, 4)
+    shutil.rmtree(folder / "checkpoint-4")
+    runs.made(folder, **plan)
+    for one, two in zip(held(folder, 4), wanted, strict=True):
+        assert all(torch.equal(one[n], two[n]) for n in two)
 
 
 @pytest.mark.parametrize("algorithm", ["dpo", "kto", "grpo", "rloo"])
@@ -298,7 +325,3 @@ def test_the_defaults_of_a_synced_reference_are_those_of_other_peoples_files():
     chosen = config.from_values("dpo", {"model": "tiny", "dataset": "demo", "output_dir": "x"}).options
     assert (chosen.ref_model_mixup_alpha, chosen.ref_model_sync_steps) == (0.6, 512)
     assert (chosen.sync_ref_model, chosen.precompute_ref_log_probs) == (False, False)
-
-
-def test_the_files_of_the_rows_are_there(files):
-    assert all(pathlib.Path(file).is_file() for file in files.values())

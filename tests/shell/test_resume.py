@@ -321,10 +321,13 @@ def test_the_best_and_the_newest_checkpoint_stay(tmp_path, monkeypatch, capsys):
     assert runs.steps(tmp_path / "out") == [2, 3]
     losses = iter([0.0, 5.0])
     runs.made(tmp_path / "out", **{**plan, "max_steps": 4})
-    assert f"going on from {tmp_path}/out/checkpoint-3" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"going on from {tmp_path}/out/checkpoint-3" in told
+    assert "of step 4; the best is eval_loss 1 at step 2" in told
     assert runs.steps(tmp_path / "out") == [2, 4]
     best = checkpoint.load(tmp_path / "out" / "checkpoint-4").values["scores"]
     assert min(best, key=lambda step: best[step]) == "2"
+    assert runs.facts(tmp_path / "out")["best_step"] == 2
 
 
 def test_a_metric_that_is_not_measured_is_refused_before_the_first_step(tmp_path, capsys):

@@ -72,15 +72,13 @@ def model():
     return generate.tempered(made, chosen), params, packing, chosen
 
 
-def rolls(
-    plan, model, engine, *, functions=("exact_answer",), algorithm=None, mask=False, reference=None, **more
-):
+def rolls(plan, model, engine, *, functions=("exact_answer",), algorithm=None, mask=False, **more):
     made, _, packing, chosen = model
     asking = generate.asking(made, tiny.tokenizer(), rewards.find(functions, limit=4), chosen, ports.ALONE)
     asking = asking if engine is None else attrs.evolve(asking, engine=engine)
     return rollout.Rollouts(
         plan, asking, model=made, algorithm=algorithm or algorithms.grpo, packing=packing,
-        reference=reference, mask_truncated=mask, num_steps=10, **more,
+        mask_truncated=mask, num_steps=10, **more,
     )  # fmt: skip
 
 
@@ -238,7 +236,9 @@ def test_a_prompt_that_no_function_scores_has_advantage_0(tmp_path, model):
         state(model)
     )
     assert [one.columns["advantage"] for one in drawn.samples] == [0, 0]
-    assert "reward" not in rollout.metrics.values(drawn.means)
+    means = rollout.metrics.values(drawn.means)
+    assert means["rewards/abstained"] == 2
+    assert not {"reward", "reward_std", "nonfinite/reward", "nonfinite/reward_std"} & means.keys()
 
 
 def test_several_steps_of_a_round_are_compared_with_the_policy_before_all_of_them(tmp_path, model):
@@ -254,7 +254,7 @@ def test_several_steps_of_a_round_are_compared_with_the_policy_before_all_of_the
             assert torch.equal(logprobs, each.batch.old_logprobs)
         assert bool(drawn.means) == (count == 0)
     assert drawn.place == (4, 0)
-    assert rolling.split() == ({}, {"sizes": []})
+    assert rolling.split(drawn.place) == ({}, {"sizes": []})
 
 
 def test_the_first_ratio_is_1_at_a_temperature_and_on_a_nucleus(tmp_path, model):
@@ -283,8 +283,8 @@ def test_the_divergence_from_the_reference_is_part_of_the_reward_of_rloo(tmp_pat
     made, params, _, _ = model
     reference = {name: p * 1.5 for name, p in params.items()}
     plan = planned(kept(tmp_path), batch_size=2, num_generations=2)
-    rolling = rolls(plan, model, None, algorithm=algorithms.rloo, reference=reference)
-    drawn = rolling.draw(state(model))
+    rolling = rolls(plan, model, None, algorithm=algorithms.rloo)
+    drawn = rolling.draw(state(model), reference)
     one, other = drawn.samples
     sums = []
     for each in drawn.samples:

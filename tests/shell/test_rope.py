@@ -1,11 +1,13 @@
 """Scaled rotary positions: what a config becomes, what it computes, and what is refused."""
 
+import json
+
 import pytest
 import torch
 import transformers
 
 from adapters import loading
-from shell import config, evaluate, mistake, rope, sample, train
+from shell import asked, config, evaluate, merge, mistake, rope, sample, train
 from tests.adapters import zoo
 from tests.shell import runs
 
@@ -82,9 +84,9 @@ def test_a_length_beyond_which_positions_turn_by_the_longest_is_refused_before_t
     ways = {
         "train": lambda: train.main(["sft", "--model", model, "--dataset", "demo", *SHORT, *out, *words]),
         "evaluate": lambda: evaluate.main([model, "--dataset", "demo", *SHORT, *words]),
-        "sample": lambda: sample.main([model, "--prompt", "Say hi.", *SHORT]),
+        "sample": lambda: sample.main([model, "--prompt", "Say hi.", *SHORT, *words]),
     }
-    for way in ways if not words else ("train", "evaluate"):  # sampling reads no scaling
+    for way in ways:
         assert ways[way]() == 2
         errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
         assert len(errors) == 1
@@ -100,6 +102,43 @@ def test_where_nobody_named_a_length_samples_are_cut_to_what_such_a_model_holds(
     facts = runs.facts(folder)
     assert facts["rows"]["train"]["cut_rows"] > 0
     assert any("max_length is 32" in note for note in facts["notes"])
+
+
+def test_what_an_adapter_was_trained_under_is_how_it_is_merged_evaluated_and_sampled(tmp_path, capsys):
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    first = runs.made(tmp_path / "first", max_steps=1)
+    run = runs.made(
+        tmp_path / "out", model=first / "model", max_steps=1, learning_rate="1e-2", use_peft=True,
+        rope_scaling=scaling,
+    )  # fmt: skip
+    assert merge.main([str(run / "model"), str(tmp_path / "merged")]) == 0
+    assert "has it by its run" in capsys.readouterr().err
+    assert json.loads((tmp_path / "merged" / "config.json").read_text())["rope_parameters"]["factor"] == 8.0
+    rows = ("--dataset", "demo", "--dataset_split", "test[:2]", "--max_length", "64")
+    wholly, adapted, told, plain = (
+        evaluated(capsys, model, *rows, *more)
+        for model, more in (
+            (tmp_path / "merged", ()),
+            (run / "model", ()),
+            (run / "model", ("--rope_scaling", str(scaling))),
+            (run / "model", ("--rope_scaling", "null")),
+        )
+    )
+    assert adapted == told == pytest.approx(wholly, rel=1e-5)
+    assert abs(plain - adapted) > 1e-4
+    wanted = asked.read([str(run / "model"), "--prompt", "x"], str(tmp_path))
+    assert wanted.command.options.rope_scaling == scaling
+
+
+def evaluated(capsys, model, *words):
+    capsys.readouterr()
+    assert evaluate.main([str(model), *words]) == 0
+    return json.loads(capsys.readouterr().out)["eval_loss"]
+
+
+def test_a_scaling_that_is_there_already_changes_nothing():
+    once = rope.scaled(described(), {"rope_type": "linear", "factor": 4.0})
+    assert rope.scaled(once, {"type": "linear", "factor": 4}).to_dict() == once.to_dict()
 
 
 def test_scaling_a_scaled_model_counts_from_what_it_was_trained_with():
@@ -128,11 +167,36 @@ def test_a_model_without_rotary_positions_is_refused_by_name():
         ("{rope_type: yarn}", "factor None came"),
         ("{rope_type: yarn, factor: 0.5}", "factor 0.5 came"),
         ("{rope_type: yarn, factor: true}", "factor True came"),
+        ("{rope_type: yarn, factor: 4, beta_fst: 64}", "beta_fst came.*Did you mean beta_fast"),
+        ("{rope_type: linear, factor: 4, beta_fast: 64}", "beta_fast came, and linear takes factor"),
+        ("{rope_type: yarn, factor: 2, original_max_position_embeddings: big}", "'big' came; a whole"),
+        ("{rope_type: yarn, factor: 2, original_max_position_embeddings: -5}", "a whole number above 0"),
+        ("{rope_type: yarn, factor: 2, beta_fast: high}", "beta_fast 'high' came; a number of at"),
+        ("{rope_type: yarn, factor: 2, beta_slow: 64}", "beta_slow 64 and beta_fast 32 came"),
+        ("{rope_type: yarn, factor: 2, truncate: 1}", "truncate 1 came; true or false"),
+        ("{rope_type: llama3, factor: 2}", "llama3 takes low_freq_factor and high_freq_factor"),
     ],
 )
 def test_a_wrong_scaling_is_told_before_anything_is_loaded(value, told):
     with pytest.raises(mistake.Mistake, match=told):
         config.parse([*BASE, "--rope_scaling", value])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "{type: linear, factor: 2, rope_theta: 10000.0}",
+        "{rope_type: yarn, factor: 2, beta_fast: 32, beta_slow: 1, attention_factor: 1.1, truncate: false}",
+        "{rope_type: yarn, factor: 2, mscale: 1.0, mscale_all_dim: 0, original_max_position_embeddings: 8}",
+        "{rope_type: llama3, factor: 8, low_freq_factor: 1.0, high_freq_factor: 4.0}",
+    ],
+)
+def test_what_a_type_takes_is_taken(value):
+    numbers = config.parse([*BASE, "--rope_scaling", value]).options.rope_scaling
+    text = rope.scaled(described(), numbers).rope_parameters
+    assert {name: text[name] for name in numbers if name != "type"} == {
+        name: number for name, number in numbers.items() if name != "type"
+    }
 
 
 def test_a_folder_is_loaded_with_the_scaled_positions_and_saves_them(tmp_path):

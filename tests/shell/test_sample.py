@@ -1,6 +1,7 @@
 """Completions from the command line: what is printed and written, and what is refused."""
 
 import json
+import pathlib
 
 import pytest
 
@@ -98,6 +99,26 @@ def test_rows_of_a_task_are_completed_and_a_file_of_a_run_serves(capsys, trained
     assert "learning_rate" in told
 
 
+@pytest.mark.parametrize("more", [{}, {"use_peft": True, "lora_r": 2}], ids=["whole", "adapter"])
+def test_the_file_of_a_run_that_began_from_other_weights_serves_those_that_it_left(
+    trained, tmp_path, monkeypatch, more
+):
+    few = {"dataset": "task:letters", "max_steps": 1, "learning_rate": 1, **more}
+    first = runs.made(tmp_path / "first", **few) if more else trained
+    run = runs.made(tmp_path / "out", **few, init_from=first / "model")
+    said, models = [], []
+    monkeypatch.setattr("shell.completing.complete", lambda asked, folder: said.append(asked) or 0)
+    for file in ((), ("--config", str(run / "config.yaml"))):
+        words = (str(run / "model"), "--prompt", "abc", *file)
+        assert sample.main([*words]) == 0
+        chosen = said[-1].command.options
+        models.append((chosen.model, chosen.init_from, chosen.use_peft, said[-1].texts))
+        assert pathlib.Path(str(chosen.dataset)).name == "rows.jsonl"
+    assert models[0] == models[1]
+    started = str(run / "model")
+    assert models[0][:2] == (str(run / "base"), started) if more else (started, None)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -109,9 +130,9 @@ def test_rows_of_a_task_are_completed_and_a_file_of_a_run_serves(capsys, trained
         (["tiny", "--prompts", "no/such.txt"], "no/such.txt cannot be read"),
         (["tiny", "--prompt", "x", "--temprature", "1"], "Did you mean temperature?"),
         (["tiny", "--prompt", "x", "--learning_rate", "1"], "sampling does not read learning_rate"),
-        (["tiny", "--prompt", "x", "--temperature", "-1"], "above 0 was wanted"),
+        (["tiny", "--prompt", "x", "--temperature", "-1"], "at least 0.0001 was wanted"),
         (["tiny", "--prompt", "x", "--top_p", "2"], "at most 1 was wanted"),
-        (["tiny", "--prompt", "x", "--num_generations", "0"], "at least 1 was wanted"),
+        (["tiny", "--prompt", "x", "--num_generations", "0"], "at least 1 and at most 65536 was wanted"),
         (["tiny", "--prompt", "x", "--output", "out.txt"], "a .jsonl file was wanted"),
         (["tiny", "--prompt", "x", "--output", "no/such/out.jsonl"], "there is no folder no/such"),
         (["tiny", "--prompt", "x", "--raw", "perhaps"], "true or false was wanted"),

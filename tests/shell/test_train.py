@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from core import algorithms
-from shell import api, config, evaluate, progress, tiny
+from shell import api, config, evaluate, loop, progress, tiny
 from tests.shell import runs
 
 EVERY = {
@@ -27,6 +27,24 @@ PLAN = {
 def run(tmp_path_factory):
     """Four steps over 24 rows, evaluated on 5."""
     return runs.made(tmp_path_factory.mktemp("run") / "out", **PLAN)
+
+
+@pytest.mark.parametrize("filled", [True, False])
+def test_operators_are_deterministic_for_the_run_alone_and_unwritten_memory_is_not_filled(
+    filled, monkeypatch
+):
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", filled)
+
+    def now():
+        return (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.utils.deterministic.fill_uninitialized_memory,
+        )
+
+    before = now()
+    with loop.deterministic():
+        assert now() == (True, False)
+    assert now() == before == (False, filled)
 
 
 def test_the_output_folder_holds_what_is_promised_and_nothing_half_done(run):

@@ -31,7 +31,9 @@ FORMATS = {
 
 
 def asked(**more):
-    return {**SMALL, **more}
+    """Return a small run's options; where the student answers nothing, no length of its answers."""
+    few = {n: v for n, v in SMALL.items() if n != "max_completion_length" or more.get("lmbda") != 0}
+    return {**few, **more}
 
 
 def made(folder, **more):

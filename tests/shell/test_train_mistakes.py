@@ -225,7 +225,7 @@ def test_a_disk_that_is_full_when_the_model_is_written_loses_no_checkpoint(tmp_p
     from adapters import transformers_lm
 
     def full(self, params, folder):
-        os.mkdir(folder)
+        os.makedirs(folder, exist_ok=True)
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:

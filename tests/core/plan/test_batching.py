@@ -166,7 +166,7 @@ def test_no_samples_make_no_packs():
     ("options", "told"),
     [
         ({"couples": "pairs"}, "'pairs'; one of token"),
-        ({"budget": 0}, "budget 0"),
+        ({"budget": 0}, "budget is 0"),
         ({"num_ranks": 0}, "at least 1"),
     ],
 )

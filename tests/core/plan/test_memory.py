@@ -72,6 +72,7 @@ def test_gradients_are_those_of_earlier_packs_and_of_this_one_and_clipped_ones_b
     assert made(one_pack=True) == [0, matrix + layer, 40_000, 40_000 + matrix, 80_000]
     assert made() == [40_000 + n for n in (0, matrix + layer, 40_000, 40_000 + matrix, 40_000)]
     assert made(one_pack=True, clipped=False)[-1] == 40_000
+    assert made(one_pack=True, clipped=False, summed=True)[-1] == 80_000
     assert made(one_pack=True, adapter=100) == [0, 0, 400, 400, 800]
 
 
@@ -132,3 +133,13 @@ def test_completions_hold_keys_and_values_and_need_the_weights_whole(num_shards)
     assert parts["keys_values"] == 3 * 100 * 2 * 2 * 2 * 4
     assert parts["gathered"] == (0 if num_shards == 1 else 40_000)
     assert "drawing" not in memory.plan(SHAPE, 10, memory.Levers())
+
+
+def test_weights_are_laid_out_once_more_to_draw_with_as_far_as_there_is_room_for_them():
+    def packed(**levers):
+        plan = memory.plan(SHAPE, 10, memory.Levers(**levers), drawn=1)
+        return {moment: parts["packed"] for moment, parts in plan.items() if parts["packed"]}
+
+    assert packed() == {}
+    assert packed(packed=100) == {"drawing": 100}
+    assert packed(packed=1 << 30) == {"drawing": 4 * (3 * cost.layer_weights(SHAPE) + 50 * 8)}

@@ -1,10 +1,11 @@
 """Pieces of a forest attend to what the whole forest does."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.plan import pieces, prefix_tree
+from core.plan import pieces, prefix_tree, spans
 from tests.core.plan import forests
 
 
@@ -40,6 +41,13 @@ def test_a_piece_keeps_just_what_later_pieces_attend_to(sequences, budget):
     cut = pieces.cut(tree.ends, _table(tree), prefix_tree.pieces(tree, budget))
     wanted = {int(node) for piece in cut for node in piece.ancestors}
     assert {int(node) for piece in cut for node in piece.kept} == wanted
+
+
+def test_blocks_of_another_kind_than_chains_and_rectangles_are_not_taken_for_rectangles():
+    tree = prefix_tree.build([np.array([1, 2]), np.array([1, 3])])
+    table = np.concatenate([_table(tree), [[spans.MASKED, 1, 3, 0, 3]]])
+    with pytest.raises(AssertionError, match="fused"):
+        pieces.cut(tree.ends, table, ((0, 3),))
 
 
 @given(forests.sequences(max_sequences=8), st.integers(1, 9))
