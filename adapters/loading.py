@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ import transformers
 from torch import Tensor
 from transformers.utils import logging
 
-from adapters import chunks, recompute, scalar_head, shapes, transformers_lm, tree_attention
+from adapters import chunks, kinds, recompute, scalar_head, shapes, transformers_lm, tree_attention
 from core import head, pack, precision
 from core.plan import cost, sample, spans
 
@@ -97,10 +98,22 @@ def _complete(module: Any, path: str, told: Mapping[str, Any], scalar_seed: int 
             f"{path} lacks {len(missing)} of the weights that its config asks for, {missing[0]} the first, "
             "and they would be drawn at random; mend the folder."
         )
+    known = {_unnumbered(name) for name, _ in module.named_parameters()}
+    if more := sorted(name for name in told["unexpected_keys"] if _unnumbered(name) in known):
+        raise ValueError(
+            f"{path} holds {len(more)} weights of layers that its config does not have, {more[0]} the first, "
+            "and they would be left out; mend the config."
+        )
+
+
+def _unnumbered(name: str) -> str:
+    """Return a weight's name without the number of its layer."""
+    return re.sub(r"\.\d+\.", ".", name)
 
 
 def _read(path: str, *, scalar: bool, **asked: Any) -> Any:
     """Let transformers read a folder; return the module and what it found missing or unlike."""
+    _check_kind(path, scalar=scalar, asked=asked)
     kind: Any = transformers.AutoModelForCausalLM
     if scalar:
         kind = transformers.AutoModelForSequenceClassification
@@ -128,6 +141,16 @@ def _read(path: str, *, scalar: bool, **asked: Any) -> Any:
             f"it cannot be loaded ({type(problem).__name__}: {told}); mend the folder, or install what it "
             "asks for."
         ) from problem
+
+
+def _check_kind(path: str, *, scalar: bool, asked: Mapping[str, Any]) -> None:
+    """Refuse a kind of model that is never served, before its weights are read."""
+    given = {name: asked[name] for name in ("revision", "trust_remote_code")}
+    try:
+        described = asked.get("config") or transformers.AutoConfig.from_pretrained(path, **given)
+    except Exception:  # whatever a folder makes transformers raise; loading meets it again, and tells it
+        return
+    kinds.check(described, scalar=scalar)
 
 
 def _check_attention(module: transformers.PreTrainedModel) -> None:
@@ -234,6 +257,11 @@ def prove(model: transformers_lm.TransformersLM, params: Mapping[str, Tensor]) -
         raise ValueError(
             f"a {kind} model cannot be trained on trees: {str(problem).splitlines()[0]}"
         ) from problem
+    if not bool(torch.cat(own).isfinite().all()):
+        raise ValueError(
+            f"a {kind} model gives scores that are not finite, though its weights are; look for a number in "
+            "its config that it cannot have."
+        )
     tolerance = TOLERANCES.get(model.autocast or next(iter(params.values())).dtype, ROUGH)
     if not torch.allclose(torch.cat(shown), torch.cat(own), rtol=tolerance, atol=tolerance):
         raise ValueError(f"a {kind} model changes its logits after the head in a way that is not known here.")

@@ -10,13 +10,15 @@ The last token of a prompt is the first step's: a chunk needs no logits, and a p
 Axes: rows, kv (heads of keys and values), places (of the cache), width; tokens are those of one forward.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 import torch
+import transformers
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch._dynamo import exc
@@ -290,10 +292,23 @@ class _Looking:
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
 
+@contextlib.contextmanager
+def _batched(module: transformers.PreTrainedModel) -> Iterator[None]:
+    """Let experts run by what knows shapes without numbers: a grouped product does in bfloat16 alone."""
+    text: Any = module.config.get_text_config()
+    kept = text._experts_implementation
+    try:
+        if kept is not None:
+            text._experts_implementation = "batched_mm"
+        yield
+    finally:
+        text._experts_implementation = kept
+
+
 def _seen(model: transformers_lm.TransformersLM, device: torch.device) -> Held:
     """Return keys and values of every layer, of a forward that computes nothing where the model allows it."""
     try:
-        with fake_tensor.FakeTensorMode(allow_non_fake_inputs=True):
+        with _batched(model.module), fake_tensor.FakeTensorMode(allow_non_fake_inputs=True):
             looking = _Looking(device)
             model.states(looking)
     except (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException):

@@ -5,6 +5,7 @@ memory of the old parameters and state is used for the new ones, as in JAX: the 
 again. Results are the same to the bit.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -97,11 +98,13 @@ def clip_by_global_norm(update: Update, *, max_norm: float, norm: Norm = global_
 
     Args:
         update: what sees the clipped gradients.
-        max_norm: in the unit of the gradients; not positive: no clipping.
+        max_norm: in the unit of the gradients; 0: no clipping.
         norm: of all gradients, where an update is not told it; another one where each process holds a part.
     """
     measure = norm
-    if max_norm <= 0:
+    if not max_norm >= 0:
+        raise ValueError(f"max_norm is {max_norm}; a number of at least 0 is wanted, 0 for no clipping.")
+    if max_norm == 0:
         return update
 
     def clipped(
@@ -147,6 +150,10 @@ def adamw(
     for name, value in (("beta1", beta1), ("beta2", beta2)):
         if not 0.0 <= value < 1.0:
             raise ValueError(f"adamw: {name} is {value}; a number from 0 up to but not 1 is wanted.")
+    if not 0.0 < epsilon < math.inf:
+        raise ValueError(f"adamw: epsilon is {epsilon}; a number above 0 is wanted: gradients can be all 0.")
+    if not 0.0 <= weight_decay < math.inf:
+        raise ValueError(f"adamw: weight_decay is {weight_decay}; a number of at least 0 is wanted.")
 
     def update(
         grads: Params,

@@ -3,6 +3,7 @@
 The shell calls these functions and no others; a loop composed by hand gives the same numbers.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -263,6 +264,8 @@ def update(
         norm: of the gradients, by `optimizer.norm`; None: measured where it is needed.
     """
     rate = optimizer.rate(state.step)
+    if not math.isfinite(rate):
+        raise ValueError(f"the learning rate of update {state.step} is {rate}; a finite number is wanted.")
     params, remembered = optimizer.update(
         grads, state.optimizer, state.params, rate=rate, donate=donate, norm=norm
     )
@@ -291,6 +294,10 @@ def train_step(
     Returns:
         The state after the step and its metrics, `loss` and `grad_norm` among them: the norm before clipping.
     """
+    if not packs:
+        raise ValueError(
+            "no packs came; at least one is wanted: pack.build([], pack.count(samples)) trains nothing."
+        )
     key = keys.fold_in(state.key, "step", state.step)
     value, means, grads = loss_and_grad(
         model, algorithm, state.params, packs, key, carry=state.carry, ranks=ranks

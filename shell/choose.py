@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from adapters import loading, peft_format, scalar_head, shapes, transformers_lm, tree_attention
+from adapters import kinds, loading, peft_format, scalar_head, shapes, transformers_lm, tree_attention
 from core import algorithms, optimizers, ports, schedules
 from core.plan import cost
 from shell import adapter, folders, low_rank, methods, mistake, options, own, rope, states, tiny
@@ -112,7 +112,11 @@ def products(chosen: options.Options, device: ports.Device) -> torch.dtype:
 
 
 def shape(
-    chosen: options.Options, described: transformers.PretrainedConfig, wanted: torch.dtype
+    chosen: options.Options,
+    described: transformers.PretrainedConfig,
+    wanted: torch.dtype,
+    *,
+    scalar: bool = False,
 ) -> cost.ModelShape:
     """Read the model's sizes from its config.
 
@@ -120,11 +124,15 @@ def shape(
         chosen: the options.
         described: the model's config.
         wanted: dtype of the parameters.
+        scalar: whether a scalar head is wanted in the place of the one over the vocabulary.
 
     Raises:
-        mistake.Mistake: it is no decoder that generates text.
+        mistake.Mistake: it is no decoder that generates text, or one without the head that is wanted.
     """
+    _check_head(chosen, scalar=scalar)
     try:
+        if reason := kinds.unserved(described, scalar=scalar):
+            raise ValueError(reason)
         return shapes.shape(described, wanted, trust_remote_code=chosen.trust_remote_code)
     except Exception as problem:  # whatever a config makes transformers raise
         raise mistake.Mistake(
@@ -319,10 +327,10 @@ def model(
 def _check_head(chosen: options.Options, *, scalar: bool) -> None:
     """Refuse a reward model where one that writes is wanted: its head over the vocabulary is not trained."""
     adapter.check_kind(chosen, scalar=scalar)
-    kinds = () if scalar or chosen.model == "tiny" else _config(chosen).architectures or ()
-    if any(kind.endswith("ForSequenceClassification") for kind in kinds):
+    named: list[str] = [] if scalar or chosen.model == "tiny" else list(_config(chosen).architectures or [])
+    if any(kind.endswith("ForSequenceClassification") for kind in named):
         raise mistake.Mistake(
-            f"model {chosen.model} is a reward model ({kinds[0]}), which writes nothing; name a language "
+            f"model {chosen.model} is a reward model ({named[0]}), which writes nothing; name a language "
             "model, or evaluate it with --algorithm reward"
         )
 

@@ -83,7 +83,7 @@ def read(folder: pathlib.Path) -> Ended:
 
 def differing(first: Ended, second: Ended) -> list[str]:
     """Name the options that change a result and are not the same."""
-    a, b = ({"algorithm": one.facts.get("algorithm"), **one.asked} for one in (first, second))
+    a, b = ({**one.asked, "algorithm": one.facts.get("algorithm")} for one in (first, second))
     names = ["algorithm", *(name for name in options.FIELDS if options.known(name).result)]
     lines = [f"  {name}: {a.get(name)} and {b.get(name)}" for name in names if a.get(name) != b.get(name)]
     return ["not one job, since these differ:", *lines, ""] if lines else []

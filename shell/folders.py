@@ -1,5 +1,6 @@
 """Model folders of other people: what is wrong with one, told in a line."""
 
+import json
 import os
 import pathlib
 
@@ -8,6 +9,7 @@ import safetensors
 from shell import mistake
 
 WEIGHTS = "*.safetensors"
+GENERATION = "generation_config.json"
 
 
 def check(what: str, folder: pathlib.Path) -> None:
@@ -18,7 +20,7 @@ def check(what: str, folder: pathlib.Path) -> None:
         folder: a model folder; only the heads of its files are read.
 
     Raises:
-        mistake.Mistake: names the file and what is wrong with it.
+        mistake.Mistake: names the file and what is wrong with it: weights, or how sequences are generated.
     """
     files = sorted(folder.glob(WEIGHTS))
     if not files:
@@ -30,6 +32,19 @@ def check(what: str, folder: pathlib.Path) -> None:
             raise mistake.Mistake(
                 f"{what}: its weights {file.name} cannot be read ({problem}); copy the folder again"
             )
+    _check_generation(what, folder / GENERATION)
+
+
+def _check_generation(what: str, file: pathlib.Path) -> None:
+    """Refuse ends of sequences that cannot be read: others would be taken in their place without a word."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    except (OSError, ValueError) as problem:
+        raise mistake.Mistake(
+            f"{what}: its {file.name} cannot be read ({first_line(problem)}); copy it again, or take it away"
+        ) from problem
+    if not isinstance(found, dict):
+        raise mistake.Mistake(f"{what}: its {file.name} holds no mapping; copy it again, or take it away")
 
 
 def first_line(problem: BaseException) -> str:

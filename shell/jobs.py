@@ -43,6 +43,7 @@ from shell import (
     rounds,
     signals,
     splitting,
+    start,
     states,
     teachers,
     trackers,
@@ -103,6 +104,7 @@ def train(
                 if chosen.memory_report:
                     print(footprint.table(promised.held, promised.host_memory_bytes))
             return 0
+        display.lines(start.line(ready))
         stack.enter_context(loop.deterministic())
         with own.blamed(command.algorithm), graphs.told(chosen):
             return _run(ready, saved, promised, display, gauge)

@@ -67,8 +67,9 @@ def merge(chosen: options.Options, folder: pathlib.Path, *, scalar: bool) -> Non
         mistake.Mistake: the base cannot be loaded, is not that of the adapter, or the sum cannot be written.
     """
     from adapters import cpu, lora  # torch: only after the options are right
-    from shell import chat, choose, low_rank
+    from shell import chat, choose, low_rank, prepare
 
+    prepare.quiet()
     if chosen.dtype == "auto":
         named = str(choose.config(chosen).dtype or "float32").removeprefix("torch.")
         chosen = attrs.evolve(chosen, dtype="float32" if named == "float16" else named)

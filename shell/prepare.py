@@ -102,20 +102,20 @@ def ready(
         saved: the checkpoint of its own that the run goes on from, with its weights; None: it begins.
         functions: the caller's own rewards; none: those that the options name.
     """
-    chosen = command.options
-    _quiet()
+    chosen, scalar = command.options, "values" in algorithm.needs
+    quiet()
     evaluated = algorithm.evolve(rows="text") if _is_mixed(chosen) else algorithm
     algorithm, held = (algorithm, chosen.eval_dataset) if training else (evaluated, None)
     opened = _opened(chosen.dataset, chosen, chosen.dataset_split, algorithm)
     opened_eval = _opened(held, chosen, chosen.eval_split or "train", evaluated)
     scored = _scored(chosen, functions, (opened, opened_eval), algorithm)
     dtype, described = choose.dtype(chosen, device), choose.config(chosen)
+    shape = choose.shape(chosen, described, dtype, scalar=scalar)
     if training:
         choose.check_dropout(chosen, described)
-    shape = choose.shape(chosen, described, dtype)
-    trained = low_rank.trained(chosen, described, scalar="values" in algorithm.needs)
+    trained = low_rank.trained(chosen, described, scalar=scalar)
     taught = _looked(chosen, device, algorithm, fresh=saved is None)
-    runs = attrs.evolve(shape, vocab=1) if "values" in algorithm.needs else shape
+    runs = attrs.evolve(shape, vocab=1) if scalar else shape
     tokenizer = choose.tokenizer(chosen)
     limit = choose.max_length(command, described, display.note)
     limit = teachers.check(command, tokenizer, (shape, taught), limit, display.note)
@@ -136,8 +136,7 @@ def ready(
     return Ready(
         command=command, algorithm=algorithm, tokenizer=tokenizer, rows=feeding, preview=preview,
         held_out=held_out if training else _rows(feeding), arrange=arrange, shape=shape, packing=packing,
-        device=device, ranks=ranks, num_steps=num_steps, functions=scored, levers=levers,
-        max_length=limit,
+        device=device, ranks=ranks, num_steps=num_steps, functions=scored, levers=levers, max_length=limit,
     )  # fmt: skip
 
 
@@ -213,7 +212,7 @@ def device(chosen: config.Options, display: progress.Display) -> ports.Device:
     return found
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """Keep the bars and remarks of transformers off the terminal; downloads still show theirs.
 
     Weights that are missing, the one thing it would only remark on, are refused when the model is loaded.

@@ -1,9 +1,11 @@
-"""A module that was loaded for another attention is refused with what to load it with."""
+"""A module or a folder that is not what it is taken for is refused with what would be."""
 
 import pytest
+import torch
 import transformers
 
 from adapters import loading, tree_attention
+from tests.adapters import zoo
 
 SMALL = transformers.LlamaConfig(
     vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
@@ -19,3 +21,11 @@ def test_a_module_for_another_attention_is_told_by_both_names(kind):
     )
     with pytest.raises(ValueError, match=wanted):
         loading.bind(module)
+
+
+def test_a_folder_with_layers_that_its_config_does_not_have_is_refused(tmp_path):
+    zoo.build("llama", dtype=torch.float32).save_pretrained(tmp_path)
+    described = zoo.config("llama", num_hidden_layers=1)
+    with pytest.raises(ValueError, match=r"of layers that its config does not have, model\.layers\.1"):
+        loading.load(str(tmp_path), dtype=torch.float32, config=described)
+    loading.load(str(tmp_path), dtype=torch.float32)

@@ -50,6 +50,17 @@ def test_greedy_ids_equal_generate_alone_and_in_a_batch(kind):
         assert all(np.array_equal(c.tokens, want) for c in (*group, *alone))
 
 
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
+def test_experts_draw_the_same_as_loading_leaves_them_and_keep_the_way_that_they_run(kind, capfd):
+    engine, rows = drawing.sampler(kind, dtype=torch.float32), drawing.prompts(2, 5)
+    module = engine[0].model.module
+    module.set_experts_implementation("grouped_mm")  # what a folder is loaded with; it has no form in float32
+    want, got = (drawing.generate(e, rows, temperature=0.0, max_tokens=3) for e in (engine, fixed(engine)))
+    assert ids(got) == ids(want)
+    assert module.config._experts_implementation == "grouped_mm"
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_greedy_ids_equal_those_of_the_growing_cache_in_any_precision(kind, dtype):

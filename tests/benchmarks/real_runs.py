@@ -57,12 +57,13 @@ SHOWN = {
 }
 HEAD = """# Runs
 
-Printed by `python -m tests.benchmarks.real_runs`: twenty steps of `sft`, `dpo`, `kto`, `reward` and `distill` on
-real rows, by the commands above the tables (`grpo` and `rloo`: [a run from rewards](rollouts.md)). The rows and the
-tokenizers are not part of the library: `$ESPALIER_SHARED` is a folder that has them at the paths shown, and with
-rows and a tokenizer of one's own in their places every command runs. The model is the built-in one, random weights under SmolLM2's tokenizer and chat
-template (of `distill`, under its teacher's): what is real are the rows, the masks and what pairs share. A
-line's metrics are means over the steps since the last one.
+Printed by `python -m tests.benchmarks.real_runs`: twenty steps of `sft`, `dpo`, `kto`, `reward` and
+`distill` on real rows, by the commands above the tables (`grpo` and `rloo`: [a run from
+rewards](rollouts.md)). The rows and the tokenizers are not part of the library: `$ESPALIER_SHARED` is a
+folder that has them at the paths shown, and with rows and a tokenizer of one's own in their places every
+command runs. The model is the built-in one, random weights under SmolLM2's tokenizer and chat template (of
+`distill`, under its teacher's): what is real are the rows, the masks and what pairs share. A line's metrics
+are means over the steps since the last one.
 """
 
 

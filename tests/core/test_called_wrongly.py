@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from core import advantages, pack, schedules
+from core import advantages, algorithms, optimizers, pack, reference, schedules, steps
 from core.plan import batching, prefix_tree, sample
 
 pytestmark = pytest.mark.plain
@@ -145,3 +145,34 @@ def test_counts_of_another_step_are_refused(counted):
 def test_a_mark_of_a_mismatched_sample_is_yes_or_no():
     with pytest.raises(ValueError, match=r"sample 1 of the step has mismatched 0\.5; 1 \(yes\) or 0 \(no\)"):
         pack.count([of(mismatched=0.0), of(mismatched=0.5)])
+
+
+@pytest.mark.parametrize(
+    ("rule", "told"),
+    [
+        ({"epsilon": 0.0}, "epsilon is 0.0; a number above 0"),
+        ({"epsilon": float("nan")}, "epsilon is nan"),
+        ({"weight_decay": -1.0}, "weight_decay is -1.0; a number of at least 0"),
+        ({"weight_decay": float("nan")}, "weight_decay is nan"),
+        ({"max_norm": -1.0}, "max_norm is -1.0; a number of at least 0 is wanted, 0 for no clipping"),
+        ({"max_norm": float("nan")}, "max_norm is nan"),
+    ],
+)
+def test_a_rule_with_which_no_update_can_be_made_is_refused_by_its_number(rule, told):
+    with pytest.raises(ValueError, match=told):
+        optimizers.adamw(rate=lambda done: 1e-3, **rule)
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf")])
+def test_a_rate_that_is_not_finite_is_refused_before_a_parameter_moves(rate):
+    rule, params = optimizers.sgd(rate=lambda done: rate), reference.params()
+    state = steps.init(params, rule, algorithms.sft, key=0)
+    with pytest.raises(ValueError, match=f"the learning rate of update 0 is {rate}; a finite number"):
+        steps.update(rule, state, dict(params), donate=True)
+
+
+def test_a_step_without_packs_is_refused():
+    rule = optimizers.sgd(rate=lambda done: 1e-3)
+    state = steps.init(reference.params(), rule, algorithms.sft, key=0)
+    with pytest.raises(ValueError, match="no packs came; at least one is wanted"):
+        steps.train_step(reference.Reference(), algorithms.sft, rule, state, [])

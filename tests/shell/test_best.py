@@ -31,6 +31,7 @@ def holds(folder, step):
 
 
 def test_the_best_weights_become_the_model_where_that_is_asked_for(tmp_path, monkeypatch, capsys):
+    size, begun = dict[str, int](), dict[str, str]()
     for name, more in (
         ("adapter", {"use_peft": True}), ("narrow", {"dtype": "bfloat16"}),
     ):  # fmt: skip
@@ -38,11 +39,19 @@ def test_the_best_weights_become_the_model_where_that_is_asked_for(tmp_path, mon
         scored(monkeypatch, 3.0, 1.0, 2.0)
         runs.made(out, **PLAN, **more, load_best_model_at_end=True)
         assert (holds(out, 2), holds(out, 3)) == (True, False), name
-        assert f"done: 3 steps; the model is in {out}/model, of the best eval_loss 1 at step 2" in (
-            capsys.readouterr().err
-        )
+        told = capsys.readouterr().err
+        assert f"done: 3 steps; the model is in {out}/model, of the best eval_loss 1 at step 2" in told
+        size[name] = sum(t.numel() for t in runs.weights(out).values())
+        begun[name] = next(line for line in told.splitlines() if line.startswith("sft on cpu, "))
         facts = runs.facts(out)
         assert [facts[n] for n in ("step", "best_step", "best_metric", "model_step")] == [3, 2, 1.0, 2]
+    plan, whole = "3 steps of batch_size 6", sum(size.values())
+    assert (
+        begun["narrow"]
+        == f"sft on cpu, bfloat16, 1 process: {size['narrow']:,} parameters, all trained; {plan}"
+    )
+    part = f"{size['adapter']:,} of them ({100 * size['adapter'] / whole:.3g}%) trained"
+    assert begun["adapter"] == f"sft on cpu, float32, 1 process: {whole:,} parameters, {part}; {plan}"
 
 
 def test_without_it_the_last_weights_are_written_and_the_same_command_with_it_writes_the_best(

@@ -214,8 +214,11 @@ def test_a_merged_folder_loads_without_peft_and_gives_the_logits_of_the_adapter(
     tmp_path, more, capsys, monkeypatch
 ):
     run = runs.made(tmp_path / "out", **{**LORA, "learning_rate": 0.01}, **more)
+    transformers.utils.logging.enable_progress_bar()  # as where nothing was trained in this process
+    capsys.readouterr()
     assert merge.main([str(run / "model"), str(tmp_path / "merged")]) == 0
-    assert capsys.readouterr().out == f"the merged model is in {tmp_path / 'merged'}\n"
+    said = capsys.readouterr()
+    assert (said.out, said.err) == (f"the merged model is in {tmp_path / 'merged'}\n", "")
     written = [path for place in (run / "base", tmp_path / "merged") for path in place.iterdir()]
     assert {path.stat().st_mode for path in written} == {(run / "config.yaml").stat().st_mode}
     with monkeypatch.context() as full:

@@ -123,3 +123,10 @@ def test_dropout_of_a_head_that_is_not_there_does_not_count():
     assert choose.dropouts(transformers.OPTConfig(dropout=0.1)) == {"dropout": 0.1}
     bert = transformers.BertConfig(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.2)
     assert choose.dropouts(bert) == {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.2}
+
+
+@pytest.mark.parametrize(("text", "told"), [("{", "cannot be read"), ("[]", "holds no mapping")])
+def test_a_broken_generation_config_is_told_before_rows_are_read(folder, capsys, monkeypatch, text, told):
+    monkeypatch.setattr(choose, "model", None)
+    (folder / "generation_config.json").write_text(text)
+    refused(folder, capsys, "generation_config.json", told, "take it away")

@@ -191,7 +191,7 @@ def test_rows_longer_than_the_model_are_told_and_nothing_of_a_libraries_noise_is
     code, out, err = runs.done(runs.start("-m", "shell.train", *command))
     lines = err.splitlines()
     assert (code, out) == (0, "")
-    assert [line.partition(" ")[0] for line in lines] == ["1", "step", "done:"], err
+    assert [line.partition(" ")[0] for line in lines] == ["1", "sft", "step", "done:"], err
 
 
 def test_a_long_tokenization_says_how_far_it_is_now_and_then():
