@@ -83,13 +83,18 @@ def ask(
         state: where the run stands, for reward functions.
 
     Raises:
-        Mistake: a reward function failed.
+        Mistake: a reward function failed, or no completions could be drawn, here or on another rank.
     """
     index, num = asking.ranks.index, asking.ranks.num
-    groups = drawn(
-        asking, params, rows[index::num], list(numbers[index::num]), num_samples=num_samples, key=key
-    )
-    completions = _gathered(groups, len(rows), num_samples, asking)
+    groups: Sequence[Sequence[ports.Completion]] = ()
+    failed: mistake.Mistake | None = None
+    try:
+        groups = drawn(
+            asking, params, rows[index::num], list(numbers[index::num]), num_samples=num_samples, key=key
+        )
+    except mistake.Mistake as told:
+        failed = told
+    completions = _gathered(groups, len(rows), num_samples, asking, failed)
     repeated = [row for row in rows for _ in range(num_samples)]
     texts = [str(asking.tokenizer.decode(c.tokens.tolist(), skip_special_tokens=True)) for c in completions]
     scored, parts = _scored(asking, repeated, completions, texts, state)
@@ -141,7 +146,8 @@ def drawn(
     except ValueError as problem:
         raise mistake.Mistake(mistake.line(problem)) from problem
     except (MemoryError, RuntimeError) as problem:
-        if isinstance(problem, RuntimeError) and "memory" not in str(problem):
+        full = isinstance(problem, (MemoryError, torch.OutOfMemoryError))
+        if not full and not any(told in str(problem) for told in ("out of memory", "can't allocate memory")):
             raise
         raise mistake.Mistake(
             f"{len(rows) * num_samples} completions drawn at once do not fit the memory "
@@ -282,17 +288,25 @@ def _scored(
 
 
 def _gathered(
-    groups: Sequence[Sequence[ports.Completion]], num: int, num_samples: int, asking: Asking
+    groups: Sequence[Sequence[ports.Completion]],
+    num: int,
+    num_samples: int,
+    asking: Asking,
+    failed: mistake.Mistake | None,
 ) -> list[ports.Completion]:
-    """Return the completions of all ranks in the order of the prompts."""
+    """Return the completions of all ranks in the order of the prompts; what failed on one fails on all."""
     ranks, flat = asking.ranks, [completion for group in groups for completion in group]
-    if ranks.num == 1:
+    if ranks.num == 1 and failed is None:
         return flat
     place = [i * num_samples + j for i in range(ranks.index, num, ranks.num) for j in range(num_samples)]
-    longest = ranks.merge(
-        {"length": metrics.maximum(torch.tensor([0.0, *(float(len(c.tokens)) for c in flat)]))}
+    lengths = torch.tensor([0.0, *(float(len(c.tokens)) for c in flat)])
+    failures = torch.tensor([float(failed is not None)])
+    found = metrics.values(
+        ranks.merge({"length": metrics.maximum(lengths), "failed": metrics.maximum(failures)})
     )
-    size = (num * num_samples, int(metrics.values(longest)["length"]))
+    if found["failed"]:
+        raise failed or mistake.Mistake("another process could not draw its completions, and says why.")
+    size = (num * num_samples, int(found["length"]))
     tokens, ends = torch.zeros(size, dtype=torch.int64), torch.zeros(size[0], 2, dtype=torch.int64)
     logprobs, kept = torch.zeros(size), torch.zeros(size)
     for i, each in zip(place, flat, strict=True):

@@ -1,12 +1,30 @@
 """The best checkpoint of a run: which it is, what is told of it, its weights where `model/` gets those."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 
 from core import ports
 from shell import checkpoint, loop, mistake, splitting, states
+
+
+def ranked(job: loop.Job, run: loop.Run, saved: checkpoint.Saved, note: Callable[[str], None]) -> loop.Run:
+    """Leave out the scores of another metric than decides on the best now: they do not compare.
+
+    Args:
+        job: what is run.
+        run: where the checkpoint stands.
+        saved: the checkpoint that the run goes on from.
+        note: told what is left out.
+    """
+    name = job.chosen.metric_for_best_model
+    now = None if name is None else loop.full(name)
+    before = saved.values.get("scores_of", now)
+    if not run.scores or before == now:
+        return run
+    note(f"the best so far was by {before}, and metric_for_best_model is {name}: its scores are left out")
+    return attrs.evolve(run, scores={})
 
 
 def params(job: loop.Job, run: loop.Run) -> ports.Params:

@@ -1,6 +1,5 @@
 """What a run leaves when it ends: `model/`, the facts of run.json, a last line."""
 
-import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -52,20 +51,13 @@ def write_model(
         tokenizer.pad_token_id = job.model.module.config.pad_token_id = chat.spare_id(tokenizer)
     try:
         with files.whole(place) as made:
-            low_rank.write(job.model, params, made, job.command.options, tokenizer)
-            if place.is_dir() and not _names(place) <= _names(made):
-                moved = places.set_aside(place)
-                note(f"{place} held other files than a model of this run; it is now {moved.name}")
+            low_rank.write(job.model, params, made, job.command.options, tokenizer, note)
+            places.make_way(place, made, note)
     except (OSError, safetensors.SafetensorError) as problem:
         raise mistake.Mistake(
             f"model cannot be written to {place} ({getattr(problem, 'strerror', None) or problem}); "
             "checkpoints are untouched: make room and run the same command again"
         ) from problem
-
-
-def _names(folder: pathlib.Path) -> set[str]:
-    """Return the names of what is below a folder."""
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
 
 
 def facts(

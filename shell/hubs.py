@@ -52,7 +52,7 @@ def _names(chosen: options.Options) -> Iterator[tuple[str, str, str | None]]:
         "model": chosen.revision,
         "init_from": None,
         "ref_model": None,
-        "teacher_model": asked.get("revision", chosen.teacher_model_revision),
+        "teacher_model": asked.get("revision") or chosen.teacher_model_revision,
     }
     for option, revision in revisions.items():
         name = getattr(chosen, option)

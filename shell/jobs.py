@@ -156,7 +156,7 @@ def _run(
     else:
         low_rank.check(job.base, saved, chosen)
         _check_beside(job, saved)
-        run = loop.restore(job, state, saved, gauge)
+        run = best.ranked(job, loop.restore(job, state, saved, gauge), saved, display.note)
     journal = _journal(job, None if saved is None else saved.step, display)
     gauge.graphs = None if job.model.compiled is None else job.model.compiled.counts
     gauge.drawing = None if job.rollouts is None else job.rollouts.graphs
@@ -231,6 +231,8 @@ def _is_over(ready: prepare.Ready, saved: checkpoint.Saved | None, display: prog
         return False  # no step is left, and other weights are wanted of it
     if step >= ready.num_steps:
         more = f"; only more than {step} would continue it" if saved else ""
+        if chosen.load_best_model_at_end and places.run_facts(folder).get("best_step") is None:
+            more += "; no evaluation was scored, model/ has the last weights"
         display.note(f"the run in {folder} is finished ({step} steps){more}")
         return True
     if saved is not None:

@@ -189,6 +189,7 @@ def save(job: Job, run: Run, journal: log.Journal, gauge: meter.Meter) -> None:
                 "max_length": job.max_length,
                 "num_tokens": run.num_tokens,
                 "scores": {str(step): score for step, score in run.scores.items()},
+                "scores_of": chosen.metric_for_best_model and full(chosen.metric_for_best_model),
                 "first_nonfinite_step": run.first_nonfinite,
                 "ranks": job.ranks.num,
                 "token_budget": job.packing["budget"],
@@ -361,10 +362,11 @@ def _due(job: Job, what: str, step: int) -> bool:
 
 def best(job: Job, run: Run) -> int | None:
     """Return the step of the best evaluation, None without one; its checkpoint is written and kept."""
-    chosen = job.chosen
-    greater = chosen.greater_is_better
+    name, greater = job.chosen.metric_for_best_model, job.chosen.greater_is_better
+    if name is None:
+        return None
     if greater is None:
-        greater = not str(chosen.metric_for_best_model).endswith("loss")
+        greater = not name.endswith("loss")
     return checkpoint.best(run.scores, greater_is_better=greater)
 
 

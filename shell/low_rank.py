@@ -2,6 +2,7 @@
 
 import copy
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from adapters import lora, peft_files, transformers_lm
 from core import ports
-from shell import adapter, checkpoint, files, mistake, options
+from shell import adapter, checkpoint, files, mistake, options, places
 
 
 def settings(chosen: options.Options) -> lora.Settings:
@@ -133,6 +134,7 @@ def write(
     folder: pathlib.Path,
     chosen: options.Options,
     tokenizer: transformers.PreTrainedTokenizerBase,
+    note: Callable[[str], None],
 ) -> None:
     """Write a model folder: a whole model, or an adapter in PEFT's format over a base that it names.
 
@@ -141,8 +143,9 @@ def write(
         params: its parameters.
         folder: to write to.
         chosen: the options. The built-in model is in no folder, so it is written beside the output folder's
-            `model`, as `base`.
+            `model`, as `base`; another one that stands there is set aside.
         tokenizer: written beside the weights.
+        note: told where that is now.
     """
     base = pathlib.Path(str(chosen.model))
     if model.adapter is None:
@@ -153,6 +156,7 @@ def write(
             with files.whole(base) as made:
                 model.save({}, str(made))
                 tokenizer.save_pretrained(made)
+                places.make_way(base, made, note, same=True)
         named = str(base.resolve()) if base.is_dir() else str(chosen.model)
         peft_files.write(model, params, str(folder), base=named)
     tokenizer.save_pretrained(folder)

@@ -44,8 +44,7 @@ def run(words: Sequence[str]) -> int:
         inside = source / "model"
         hint = f" Did you mean {inside}?" if adapter.is_one(inside) else ""
         raise mistake.Mistake(f"{source} is no adapter: a folder with {peft_format.CONFIG} was wanted.{hint}")
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise mistake.Mistake(f"{place} is not empty; name a folder that is, or a new one.")
+    _check(place)
     # The rules of a run's options are those of a merge; of the rows that a run must name none are read.
     command = config.resolved("sft", [*entries.from_values({"model": str(source), "dataset": "demo"}), *told])
     for note in command.notes:
@@ -53,6 +52,19 @@ def run(words: Sequence[str]) -> int:
     merge(command.options, place, scalar=adapter.read(found).scalar)
     print(f"the merged model is in {place}")
     return 0
+
+
+def _check(place: pathlib.Path) -> None:
+    """Refuse a place that cannot be written to before anything is loaded."""
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise mistake.Mistake(f"{place} is not empty; name a folder that is, or a new one.")
+    try:
+        files.check(place)
+    except OSError as problem:
+        why = problem.strerror
+        raise mistake.Mistake(
+            f"{place} cannot be written: a folder beside it is needed first ({why}); name another one."
+        ) from problem
 
 
 def merge(chosen: options.Options, folder: pathlib.Path, *, scalar: bool) -> None:

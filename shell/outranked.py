@@ -10,6 +10,11 @@ import attrs
 from shell import adapter, entries, keys
 
 _HELD = {"eval_dataset": "dataset", "eval_split": "dataset_split"}
+# When a run evaluates and what it makes of that: refused where nothing is held out any more.
+_WHILE_TRAINING = {
+    *("eval_strategy", "eval_steps", "eval_on_start"),
+    *("metric_for_best_model", "load_best_model_at_end", "greater_is_better"),
+}
 
 
 def left(written: Sequence[entries.Entry]) -> list[entries.Entry]:
@@ -40,7 +45,8 @@ def held_out(written: Sequence[entries.Entry]) -> list[entries.Entry]:
     told = {_name(one) for one in written if one.rank == line}
     if "eval_dataset" not in of_file or told & {"dataset", "eval_dataset"}:
         return list(written)
-    kept = [one for one in written if one.rank == line or _name(one) not in {*_HELD, *_HELD.values()}]
+    without = {*_HELD, *_HELD.values(), *_WHILE_TRAINING}
+    kept = [one for one in written if one.rank == line or _name(one) not in without]
     return [*kept, *(attrs.evolve(of_file[name], key=key) for name, key in _HELD.items() if name in of_file)]
 
 

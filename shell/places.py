@@ -1,16 +1,17 @@
 """What a run writes into its folder, kept apart from what it reads there and from what no run wrote."""
 
+import filecmp
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import yaml
 
 from shell import config, mistake, options
 
-CONFIG, RUN, MODEL, PREPARED = "config.yaml", "run.json", "model", "prepared"
+CONFIG, RUN, MODEL, PREPARED, BASE = "config.yaml", "run.json", "model", "prepared", "base"
 FILES = ("metrics.jsonl", "completions.jsonl", RUN, CONFIG)
 FOLDERS = (MODEL, PREPARED)
 SCRAPS = {*FILES, PREPARED, "rows", ".lock"}
@@ -35,6 +36,8 @@ def placed(chosen: options.Options) -> None:
             raise mistake.Mistake("--output_dir: nothing came; a folder to write to, as in --output_dir out.")
         return
     place = pathlib.Path(chosen.output_dir)
+    folders = (*FOLDERS, BASE) if chosen.use_peft and chosen.model == "tiny" else FOLDERS
+    _check(place, folders, "folder", _is_own_folder)
     for name, text in _read(chosen):
         below = _below(pathlib.Path(text), place)
         if below is None:
@@ -45,7 +48,7 @@ def placed(chosen: options.Options) -> None:
                 "a file in it, or another output_dir"
             )
         first = below.partition("/")[0]
-        if first in {*FILES, *FOLDERS} or first.startswith("checkpoint-"):
+        if first in {*FILES, *folders} or first.startswith("checkpoint-"):
             raise mistake.Mistake(
                 f"{name}: {text} lies in output_dir {place}, where this run would write over its {first}; "
                 "name another output_dir"
@@ -61,14 +64,20 @@ def check(folder: pathlib.Path) -> None:
     Raises:
         mistake.Mistake: a file stands where a folder is written, or the reverse.
     """
-    for names, what, right in ((FILES, "file", pathlib.Path.is_file), (FOLDERS, "folder", _is_own_folder)):
-        for name in names:
-            path = folder / name
-            if os.path.lexists(path) and not right(path):
-                raise mistake.Mistake(
-                    f"output_dir {folder}: {name} there is no {what}, and a run writes one of this name; "
-                    "move it away, or name another output_dir"
-                )
+    _check(folder, FILES, "file", pathlib.Path.is_file)
+    _check(folder, FOLDERS, "folder", _is_own_folder)
+
+
+def _check(folder: pathlib.Path, names: Iterable[str], what: str, right: Callable[..., bool]) -> None:
+    """Refuse names at which something else stands than what is written there."""
+    for name in names:
+        path = folder / name
+        if os.path.lexists(path) and not right(path):
+            found = "a link" if what == "folder" and path.is_symlink() else f"no {what}"
+            raise mistake.Mistake(
+                f"output_dir {folder}: {name} there is {found}, and a run writes a {what} of this name; "
+                "move it away, or name another output_dir"
+            )
 
 
 def check_anew(folder: pathlib.Path, algorithm: str, chosen: options.Options) -> None:
@@ -138,6 +147,29 @@ def set_aside(path: pathlib.Path) -> pathlib.Path:
     """
     taken = (path.with_name(f"{path.name}.old-{number}") for number in range(1, 1 << 30))
     return path.rename(next(free for free in taken if not os.path.lexists(free)))
+
+
+def make_way(
+    place: pathlib.Path, made: pathlib.Path, note: Callable[[str], None], *, same: bool = False
+) -> None:
+    """Set aside a folder that holds other files than the one that is to take its place.
+
+    Args:
+        place: the folder; may be missing.
+        made: what is to take its place, written whole.
+        note: told where the folder is now.
+        same: files of one name must hold the same, too.
+    """
+    if not place.is_dir():
+        return
+    there = {path.relative_to(place) for path in place.rglob("*")}
+    right = there <= {path.relative_to(made) for path in made.rglob("*")}
+    if right and same:
+        named = [name for name in there if (place / name).is_file()]
+        right = len(filecmp.cmpfiles(place, made, named, shallow=False)[0]) == len(named)
+    if not right:
+        moved = set_aside(place)
+        note(f"{place} held other files than a model of this run; it is now {moved.name}")
 
 
 def _read(chosen: options.Options) -> Iterator[tuple[str, str]]:

@@ -75,6 +75,8 @@ def taught(chosen: options.Options) -> Told:
     for name, value in asked.items():
         if name not in TAUGHT:
             return "teacher_model_init_kwargs", f"{name} came; {', '.join(TAUGHT)} were wanted."
+        if value is None:
+            continue  # as if it were not there
         if not isinstance(value, str):
             return "teacher_model_init_kwargs", f"{name} {value!r} came; a text was wanted, as {name}: '...'."
         known = options.choices("distill", "dtype")

@@ -21,7 +21,8 @@ from shell import adapter, choose, config, entries, low_rank, mistake, resume, s
 PREFIX = "reference/"
 # What of a config changes the numbers that a model gives, and no shape of its weights.
 _RECKONED = re.compile(
-    "rope|rotary|alibi|eps|window|softcap|clip|scal|multiplier|hidden_act|activation|layer_types|heads|topk|experts_per"
+    "rope|rotary|alibi|_eps|epsilon|^sliding_window|softcap|clip|scal|multiplier|hidden_act|activation|layer_types"
+    "|heads|topk|experts_per"
 )
 # What makes the weights that a run starts from.
 _STARTS = ("model", "revision", "init_from", "seed", "tokenizer", *adapter.OWN)

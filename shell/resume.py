@@ -97,7 +97,7 @@ def compare(
 def budget(
     fits: int, saved: checkpoint.Saved | None, chosen: config.Options, note: Callable[[str], None]
 ) -> int:
-    """Return the most unique tokens of a forward: those that the run began with, where nobody set a number.
+    """Return the most unique tokens of a forward: those that the run planned, where nobody set a number.
 
     What fits follows the memory that is free, the ranks and what is offloaded; other packs would round other
     sums, and plan other sizes.
@@ -109,8 +109,10 @@ def budget(
         note: told where the run began with more than fits now.
     """
     before = None if saved is None else saved.values.get("token_budget")
-    if chosen.token_budget is not None or not before:
+    if saved is None or chosen.token_budget is not None or not before:
         return fits
+    if yaml.safe_load(saved.values["options"]).get("token_budget") is not None:
+        return fits  # it was asked for then, not planned
     if fits < before:
         note(
             f"token_budget is {before}, as the run began with, and by the estimate {fits} fit now; where "

@@ -44,7 +44,8 @@ def check(numbers: Mapping[str, Any], where: str) -> None:
         raise mistake.Mistake(
             f"{where}: factor {factor!r} came; a number of at least 1 was wanted, as in {EXAMPLE}."
         )
-    _check_rest(str(kind), numbers, where)
+    # What is null is not told, as transformers reads it.
+    _check_rest(str(kind), {name: value for name, value in numbers.items() if value is not None}, where)
 
 
 def _check_rest(kind: str, numbers: Mapping[str, Any], where: str) -> None:

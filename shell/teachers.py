@@ -123,7 +123,8 @@ def load(
 
 def _asked(chosen: config.Options) -> config.Options:
     """Return the options that load the teacher, a model or an adapter, as the model."""
-    told: dict[str, Any] = dict(chosen.teacher_model_init_kwargs or {})
+    asked_of = chosen.teacher_model_init_kwargs or {}
+    told: dict[str, Any] = {name: value for name, value in asked_of.items() if value is not None}
     tiny = chosen.teacher_model == "tiny"
     dtype = told.get("dtype", told.get("torch_dtype", chosen.dtype))
     made = attrs.evolve(

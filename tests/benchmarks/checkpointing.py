@@ -42,6 +42,12 @@ def step(mode: bool | str, tokens: int) -> tuple[Callable[[], Any], dict[str, Te
     return lambda: model.pull_back(params, each, 0, lambda scores: (-scores.logprobs.mean(), {})), params
 
 
+def peak(mode: bool | str, tokens: int) -> int:
+    """Return the most bytes of tensors that are alive in a forward and backward beside the parameters."""
+    run, params = step(mode, tokens)
+    return live.peak_bytes(run, params.values())
+
+
 def predicted(tokens: int) -> dict[str, float]:
     """Return what the cost model says, over nothing made again: of time by FLOPs, of memory without state."""
     shape = shapes.shape(config(), torch.float32)
@@ -69,10 +75,7 @@ def main() -> None:
     chosen = parser.parse_args()
     runs = {str(mode): step(mode, chosen.tokens)[0] for mode in MODES}
     times = timing.by_turns(runs, rounds=chosen.rounds)
-    peaks = {}
-    for mode in MODES:
-        run, params = step(mode, chosen.tokens)
-        peaks[str(mode)] = live.peak_bytes(run, params.values())
+    peaks = {str(mode): peak(mode, chosen.tokens) for mode in MODES}
     found = {
         "machine": timing.machine(), "tokens": chosen.tokens,
         "time_over_none": {n: timing.ratio(t, times["False"]) for n, t in times.items()},

@@ -59,7 +59,7 @@ def scoring(vocab: int, rounds: int) -> dict[str, float]:
 
 
 def stepping(tokens: int) -> dict[str, float]:
-    """Return the peak memory of a forward and backward by what is made again, in MiB."""
+    """Return the most bytes of live tensors in a forward and backward by what is made again, in MiB."""
     return {str(mode): checkpointing.peak(mode, tokens) / 2**20 for mode in checkpointing.MODES}
 
 

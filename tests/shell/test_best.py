@@ -1,8 +1,11 @@
 """The best checkpoint: its weights in `model/` where that is asked for, named where not."""
 
+import types
+from typing import Any, cast
+
 import torch
 
-from shell import checkpoint, sample
+from shell import checkpoint, loop, sample
 from tests.shell import runs
 
 PLAN = {
@@ -106,3 +109,35 @@ def test_a_checkpoint_that_is_named_as_a_model_is_told_how_to_be_used(tmp_path, 
 def test_the_best_needs_an_evaluation_and_is_by_loss_where_nobody_names_a_metric(tmp_path, capsys):
     assert runs.run(tmp_path / "out", load_best_model_at_end=True, max_steps=1) == 2
     assert "--load_best_model_at_end and eval_dataset: nothing is evaluated" in capsys.readouterr().err
+
+
+def test_scores_are_of_the_metric_that_is_asked_for_and_none_are_without_one(tmp_path, monkeypatch, capsys):
+    out, plan = tmp_path / "out", {**PLAN, "lr_scheduler_type": "constant"}
+    scored(monkeypatch, 3.0, 1.0)
+    runs.made(out, **{**plan, "max_steps": 2}, metric_for_best_model="loss")
+    assert runs.facts(out)["best_step"] == 2
+    left = iter([{"eval_loss": 0.0, "eval_reward": 0.0}, {"eval_loss": 2.0, "eval_reward": 0.5}])
+    monkeypatch.setattr("shell.measure.measure", lambda *args, **more: next(left))
+    capsys.readouterr()
+    runs.made(out, **plan, metric_for_best_model="reward")
+    assert "the best so far was by eval_loss, and metric_for_best_model is reward" in capsys.readouterr().err
+    assert [runs.facts(out)[n] for n in ("best_step", "best_metric")] == [3, 0.5]
+    monkeypatch.setattr("shell.measure.measure", lambda *args, **more: {"eval_loss": 1.0})
+    runs.made(out, **{**plan, "max_steps": 4})
+    assert runs.facts(out)["best_step"] is None
+
+
+def test_scores_without_a_metric_have_no_best():
+    unnamed = types.SimpleNamespace(metric_for_best_model=None, greater_is_better=None)
+    job, run = types.SimpleNamespace(chosen=unnamed), types.SimpleNamespace(scores={1: 3.0, 2: 1.0})
+    assert loop.best(cast("Any", job), cast("Any", run)) is None
+
+
+def test_a_finished_run_that_scored_nothing_says_so_where_its_best_is_asked_for(tmp_path, capsys):
+    plan = {**PLAN, "max_steps": 1}
+    out = runs.made(tmp_path / "out", **plan)
+    runs.made(out, **plan)
+    assert "no evaluation was scored" not in capsys.readouterr().err
+    runs.made(out, **plan, load_best_model_at_end=True)
+    told = "only more than 1 would continue it; no evaluation was scored, model/ has the last weights"
+    assert told in capsys.readouterr().err

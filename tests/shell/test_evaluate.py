@@ -7,7 +7,7 @@ import pytest
 import transformers
 
 from shell import evaluate
-from tests.shell import runs
+from tests.shell import runs, words
 
 WORDS = ("tiny", "--dataset", "demo", "--dataset_split", "test[:4]", "--max_length", "64")
 
@@ -127,3 +127,18 @@ def test_a_rise_of_the_learning_rate_that_never_ends_is_told(tmp_path, capsys):
     assert "rises for 2 steps and the run has 2: it never reaches 0.001" in said
     assert runs.run(tmp_path / "out", **words, warmup_steps=1) == 0
     assert "rises" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("split", [None, "train[:4]"], ids=["a file", "an entry with a split"])
+def test_a_config_that_a_run_wrote_serves_where_rows_are_files(tmp_path, capsys, split):
+    rows = [{"prompt": f"q{n} ", "completion": f"a{n}"} for n in range(6)]
+    file = words.write(tmp_path / "rows.jsonl", rows)
+    held = file if split is None else json.dumps([{"path": file, "split": split}])
+    plan = {"dataset": file, "dataset_split": "train", "eval_dataset": held, "max_steps": 1, "batch_size": 4}
+    out = runs.made(
+        tmp_path / "out", **plan, eval_strategy="epoch", eval_on_start=True, load_best_model_at_end=True
+    )
+    capsys.readouterr()
+    assert evaluate.main([str(out / "model"), "--config", str(out / "config.yaml")]) == 0
+    found = json.loads(capsys.readouterr().out)["eval_loss"]
+    assert found == pytest.approx(runs.metrics(out)[-1]["eval_loss"], rel=1e-5)

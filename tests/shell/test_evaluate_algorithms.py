@@ -174,13 +174,18 @@ def test_losses_without_a_reference_ask_for_none(capsys, files):
 @pytest.mark.parametrize("name", ["rms_norm_eps", "rope_parameters"])
 def test_a_reference_that_makes_other_numbers_of_its_weights_is_refused(tmp_path, capsys, files, name):
     described = choose.tiny_config(config.Options(model="tiny"))
+    described.max_window_layers = 3  # changes nothing where no layer has a window
     odd = {"rms_norm_eps": 0.1, "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}}
     transformers.LlamaForCausalLM(described).save_pretrained(tmp_path / "policy")
+    before = getattr(described, name)
     setattr(described, name, odd[name])
     transformers.LlamaForCausalLM(described).save_pretrained(tmp_path / "other")
+    setattr(described, name, before)
     command = [str(tmp_path / "policy"), "--tokenizer", "tiny", "--algorithm", "dpo"]
     command += ["--dataset", files["dpo"], "--max_length", "96", "--ref_model"]
-    assert evaluate.main([*command, str(tmp_path / "policy")]) == 0
+    described.max_window_layers = 4
+    transformers.LlamaForCausalLM(described).save_pretrained(tmp_path / "alike")
+    assert evaluate.main([*command, str(tmp_path / "alike")]) == 0
     capsys.readouterr()
     assert evaluate.main([*command, str(tmp_path / "other")]) == 2
     said = capsys.readouterr().err

@@ -27,6 +27,9 @@ def test_a_run_goes_on_with_the_token_budget_that_it_began_with(tmp_path, monkey
     runs.same(whole, tmp_path / "out", 2)
     runs.made(tmp_path / "out", **plan, max_steps=3, token_budget=100, resume="force")
     assert runs.facts(tmp_path / "out")["promised"]["token_budget"] == 100
+    fits(150)  # 100 was asked for, not planned
+    runs.made(tmp_path / "out", **plan, max_steps=4, resume="force")
+    assert runs.facts(tmp_path / "out")["promised"]["token_budget"] == 128
 
 
 def test_a_metric_that_the_first_row_does_not_show_may_be_the_best_ones(tmp_path):

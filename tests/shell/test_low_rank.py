@@ -252,6 +252,7 @@ def test_a_merge_is_refused_where_there_is_nothing_to_merge_or_no_room(tmp_path,
             "merging does not read learning_rate",
         ),
         ([str(run / "model"), str(tmp_path / "new"), "--dtype", "int8"], "dtype"),
+        ([str(run / "model"), str(run / "config.yaml" / "new")], "cannot be written"),
     ):
         assert merge.main(command) == 2
         said = capsys.readouterr().err

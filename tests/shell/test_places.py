@@ -109,7 +109,7 @@ def test_a_folder_in_the_place_of_a_file_and_the_reverse_are_told(tmp_path, name
 def test_a_link_in_the_place_of_the_model_is_told(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "model").symlink_to(tmp_path / "elsewhere")
-    assert "model there is no folder" in told(tmp_path)
+    assert "model there is a link, and a run writes a folder" in told(tmp_path)
 
 
 def test_a_finished_run_without_checkpoints_is_neither_repeated_nor_overwritten(done, capsys):
@@ -150,3 +150,19 @@ def test_a_config_written_by_hand_is_kept_and_files_beside_the_model_are(tmp_pat
     runs.made(tmp_path / "out", max_steps=3)
     assert not (tmp_path / "out" / "model.old-2").exists()
     assert not (tmp_path / "out" / "config.yaml.old-2").exists()
+
+
+def test_the_base_beside_an_adapter_takes_the_place_of_nobody_elses(tmp_path, capsys):
+    adapter = {"use_peft": True, "model": "tiny"}
+    mine = tmp_path / "out" / "base" / "config.json"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    assert "lies in output_dir" in told(tmp_path / "out", init_from=mine.parent, **adapter)
+    for steps in (1, 2):
+        runs.made(tmp_path / "out", max_steps=steps, **adapter)
+    assert capsys.readouterr().err.count("it is now base.old-") == 1
+    assert (tmp_path / "out" / "base.old-1" / "config.json").read_text() == "mine"
+    (tmp_path / "file").mkdir()
+    (tmp_path / "file" / "base").touch()
+    assert "base there is no folder" in told(tmp_path / "file", **adapter)
+    places.placed(chosen(tmp_path / "file").options)

@@ -189,6 +189,7 @@ def test_a_wrong_scaling_is_told_before_anything_is_loaded(value, told):
         "{rope_type: yarn, factor: 2, beta_fast: 32, beta_slow: 1, attention_factor: 1.1, truncate: false}",
         "{rope_type: yarn, factor: 2, mscale: 1.0, mscale_all_dim: 0, original_max_position_embeddings: 8}",
         "{rope_type: llama3, factor: 8, low_freq_factor: 1.0, high_freq_factor: 4.0}",
+        "{rope_type: yarn, factor: 2, attention_factor: null}",
     ],
 )
 def test_what_a_type_takes_is_taken(value):

@@ -315,7 +315,8 @@ def test_keys_of_other_peoples_files_are_options_here(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text(
         "model_name_or_path: tiny\nteacher_model_name_or_path: big\nteacher_model_revision: v1\n"
-        "teacher_model_init_kwargs: {dtype: bfloat16}\ndataset_name: demo\nmax_new_tokens: 9\nlmbda: 0.5\n"
+        "teacher_model_init_kwargs: {dtype: bfloat16, revision: null}\n"
+        "dataset_name: demo\nmax_new_tokens: 9\nlmbda: 0.5\n"
         "beta: 0.5\nloss_top_k: 4\nloss_add_tail: true\nseq_kd: false\nuse_teacher_server: false\n"
     )
     chosen = config.parse(["distill", "--config", str(file), "--output_dir", "x"]).options
