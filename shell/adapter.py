@@ -12,7 +12,7 @@ import attrs
 import safetensors
 
 from adapters import peft_format
-from shell import entries, hubs, mistake, options
+from shell import entries, hubs, mistake, options, written
 
 DOWN = ".lora_A.weight"
 LORA = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_modules_to_save", "use_rslora")
@@ -238,10 +238,20 @@ def _own(found: Found) -> dict[str, Any]:
     }
 
 
+def run_file(folder: pathlib.Path) -> pathlib.Path | None:
+    """Return the config.yaml of the run that left a model or an adapter; None where none did.
+
+    Args:
+        folder: that may be a run's `model/`.
+    """
+    file = folder.parent / written.CONFIG
+    return file if folder.name == written.MODEL and file.is_file() else None
+
+
 def _turned(chosen: options.Options, folder: pathlib.Path) -> dict[str, Any]:
     """Return how the run that left an adapter scaled positions, which PEFT's format has no place for."""
-    file = folder.parent / "config.yaml"
-    if chosen.rope_scaling is not None or folder.name != "model" or not file.is_file():
+    file = run_file(folder)
+    if chosen.rope_scaling is not None or file is None:
         return {}
     told = {one.key: one.value for one in entries.from_file(str(file))}.get("rope_scaling")
     return {"rope_scaling": told} if isinstance(told, Mapping) else {}

@@ -17,7 +17,7 @@ import torch
 
 from adapters import ranks as processes
 from core import metrics, ports
-from shell import aside, data, feed, loop, scored
+from shell import aside, data, feed, loop, scored, written
 
 NAME = "reference_logprobs"
 FILE = f"{NAME}.npy"
@@ -47,7 +47,7 @@ def asked(job: loop.Job, note: Callable[[str], None]) -> loop.Job:
 
 def _with_column(job: loop.Job, rows: data.Prepared, note: Callable[[str], None]) -> data.Prepared:
     """Return rows with the column, which is made now unless it is there; all ranks make it together."""
-    folder, key = job.folder / "prepared", _key(job, rows)
+    folder, key = job.folder / written.PREPARED, _key(job, rows)
     here = aside.whole(folder / key) is not None
     processes.wait(job.ranks)  # nobody writes before all have looked
     if _on_all(here, job.ranks):

@@ -27,11 +27,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from shell import files, mistake, states
+from shell import files, mistake, states, written
 
 FORMAT = "espalier-checkpoint-1"
 MANIFEST = "manifest.json"
-STATE = "state.json"
 MAX_FILE_BYTES = 4 << 30  # tensors are copied to the host one file at a time
 
 _FOLDER = re.compile(r"checkpoint-(\d+)")
@@ -95,7 +94,7 @@ def save(
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
         _write_tensors(aside, kept)
-        (aside / STATE).write_text(text)
+        (aside / written.STATE).write_text(text)
         if extra is not None:
             extra(aside)
         _seal(aside, step)
@@ -123,7 +122,7 @@ def load(folder: pathlib.Path | str, *, check: bool = True) -> Saved:
     manifest = json.loads((folder / MANIFEST).read_text())
     tensors: dict[str, Tensor] = {}
     with states.reading(folder):
-        state = json.loads((folder / STATE).read_text())
+        state = json.loads((folder / written.STATE).read_text())
         for name in filter(_TENSORS.fullmatch, manifest["files"]):
             tensors |= states.aligned(safetensors.torch.load_file(folder / name))
         tensors |= {path: tensors[original] for path, original in state["aliases"].items()}
@@ -156,7 +155,7 @@ def fault(folder: pathlib.Path | str, *, deep: bool = True) -> str | None:
     folder = pathlib.Path(folder)
     manifest = _manifest(folder)
     if not manifest:
-        return f"it has no readable {MANIFEST} that names {STATE}"
+        return f"it has no readable {MANIFEST} that names {written.STATE}"
     named = _FOLDER.fullmatch(folder.name)
     if named and int(named[1]) != manifest["step"]:
         return f"its name does not agree with its step, {manifest['step']}"
@@ -310,7 +309,7 @@ def _shards(tensors: Mapping[str, Tensor]) -> Iterator[list[str]]:
 def _seal(folder: pathlib.Path, step: int) -> None:
     """Put every file and folder on the disk and write the manifest last."""
     found = {}
-    mode = (folder / STATE).stat().st_mode
+    mode = (folder / written.STATE).stat().st_mode
     for path in sorted(folder.rglob("*")):
         if path.is_dir():
             files.sync_folder(path)
@@ -366,7 +365,7 @@ def _manifest(folder: pathlib.Path) -> dict[str, Any] | None:
     files = manifest.get("files")
     whole = (
         isinstance(files, dict)
-        and STATE in files
+        and written.STATE in files
         and all(isinstance(each, dict) and {"bytes", "sha256"} <= each.keys() for each in files.values())
     )
     return manifest if whole and isinstance(manifest.get("step"), int) else None

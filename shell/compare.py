@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import yaml
 
-from shell import entry, mistake, options
+from shell import entry, mistake, options, written
 
 USAGE = "python -m shell.compare A B"
 HELP = f"""usage: {USAGE}
@@ -68,9 +68,9 @@ def read(folder: pathlib.Path) -> Ended:
         mistake.Mistake: it is none, or the run has not ended.
     """
     try:
-        facts = json.loads((folder / "run.json").read_text())
-        asked = yaml.safe_load((folder / "config.yaml").read_text())
-        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        facts = json.loads((folder / written.RUN).read_text())
+        asked = yaml.safe_load((folder / written.CONFIG).read_text())
+        lines = [json.loads(line) for line in (folder / written.METRICS).read_text().splitlines()]
         losses = {line["step"]: line["loss"] for line in lines if isinstance(line.get("loss"), int | float)}
         facts["reached"]["trained_tokens"]
     except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError) as problem:

@@ -26,6 +26,7 @@ from shell import (
     prompts,
     resume,
     sources,
+    written,
 )
 from shell import asked as asked_
 
@@ -96,7 +97,7 @@ def _rows(
         opened = _opened(chosen)
     limit = choose.max_length(asked.command, described, display.note)
     rows = prompts.prepare(
-        opened, generate.rules(opened, chosen, tokenizer, limit), folder=folder / "prepared"
+        opened, generate.rules(opened, chosen, tokenizer, limit), folder=folder / written.PREPARED
     )
     for line in counts.notes(rows.counts):
         display.note(line)

@@ -92,9 +92,8 @@ def _named(aside: pathlib.Path, place: pathlib.Path, old: pathlib.Path) -> None:
     except OSError as problem:
         if problem.errno not in (errno.EBUSY, errno.EXDEV) or not place.is_dir():
             raise
-        if any(
-            place.iterdir()
-        ):  # EXDEV: a layer of a container's image, whose folders are copied to be moved
+        if any(place.iterdir()):
+            # EXDEV: a layer of a container's image, whose folders are copied to be moved.
             if problem.errno == errno.EBUSY:
                 raise
             shutil.move(place, old)

@@ -22,6 +22,7 @@ from shell import (
     plan,
     prepare,
     progress,
+    written,
 )
 
 
@@ -39,7 +40,7 @@ def write_model(
     Raises:
         mistake.Mistake: it cannot be written; what was there before is still there.
     """
-    place = job.folder / "model"
+    place = job.folder / written.MODEL
     odd = [name for name, param in params.items() if not bool(torch.isfinite(param).all())]
     if odd:
         note(

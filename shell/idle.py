@@ -36,9 +36,9 @@ def _silent(algorithm: str, chosen: options.Options) -> bool:
     return algorithm == "distill" and not chosen.lmbda
 
 
-UNCUT = "no prompt is cut: one that leaves no room for its completion is dropped; leave it out."
+UNCUT = "no prompt is cut: one that leaves no room for its completion is dropped"
 TABLE = (
-    Idle(("truncation",), _answers, UNCUT),
+    Idle(("truncation",), _answers, f"{UNCUT}; leave it out."),
     Idle(
         (
             *("num_generations", "max_completion_length", "top_p", "top_k", "min_p"),

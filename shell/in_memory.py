@@ -8,9 +8,8 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from shell import about, aside, mistake
+from shell import about, aside, mistake, written
 
-FOLDER = "rows"
 OPTIONS = ("dataset", "eval_dataset")
 
 
@@ -61,7 +60,7 @@ def _written(folder: pathlib.Path, name: str, rows: list[Any]) -> pathlib.Path:
         (place / "rows.jsonl").write_text(content, encoding="utf-8")
         return {"rows": len(lines)}
 
-    return aside.kept(folder / FOLDER, f"{name}-{digest}", write)[0] / "rows.jsonl"
+    return aside.kept(folder / written.ROWS, f"{name}-{digest}", write)[0] / "rows.jsonl"
 
 
 def _line(name: str, number: int, row: Any) -> str:

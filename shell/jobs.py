@@ -48,6 +48,7 @@ from shell import (
     teachers,
     trackers,
     unread,
+    written,
 )
 
 
@@ -331,7 +332,7 @@ def _journal(job: loop.Job, resumed: int | None, display: progress.Display) -> l
     if writes:
         job.folder.mkdir(parents=True, exist_ok=True)
         places.keep_config(job.folder, display.note)
-        files.replace(job.folder / places.CONFIG, config.to_file(job.command, job.max_length))
+        files.replace(job.folder / written.CONFIG, config.to_file(job.command, job.max_length))
         started = trackers.start(chosen.report_to, job.folder, config.plain(chosen), resumed=resumed)
     made = log.Journal(job.folder, display, resumed=resumed, report_to=started, writes=writes)
     display.start(job.num_steps, done=resumed or 0)

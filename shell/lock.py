@@ -6,9 +6,8 @@ import os
 import pathlib
 from collections.abc import Iterator
 
-from shell import mistake
+from shell import mistake, written
 
-NAME = ".lock"
 _held: set[int] = set()
 
 
@@ -28,7 +27,7 @@ def hold(folder: pathlib.Path | str) -> Iterator[None]:
     root = pathlib.Path(folder)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(root / NAME, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(root / written.LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise mistake.Mistake(
             f"output_dir {root} cannot be written ({error.strerror}); choose another output_dir"

@@ -11,10 +11,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from shell import files, mistake, progress, table, trackers
-
-METRICS = "metrics.jsonl"
-RUN = "run.json"
+from shell import files, mistake, progress, table, trackers, written
 
 
 class Journal:
@@ -50,10 +47,10 @@ class Journal:
         if writes:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._completions = table.File(self._folder, resumed=resumed)
-            lines = [] if resumed is None else list(_until(self._folder / METRICS, resumed, display))
-            files.replace(self._folder / METRICS, "".join(map(_line, lines)))
+            lines = [] if resumed is None else list(_until(self._folder / written.METRICS, resumed, display))
+            files.replace(self._folder / written.METRICS, "".join(map(_line, lines)))
             self._last = lines[-1] if lines else {}
-            self._file = (self._folder / METRICS).open("r+b", buffering=0)
+            self._file = (self._folder / written.METRICS).open("r+b", buffering=0)
             self._end = self._file.seek(0, os.SEEK_END)
             self._start = self._end - len(_line(self._last).encode()) if lines else self._end
 
@@ -104,7 +101,7 @@ class Journal:
         """Write run.json, whole, and put the metrics on the disk; at the end."""
         self.sync()
         if self._writes:
-            files.replace(self._folder / RUN, json.dumps(dict(facts), indent=2) + "\n")
+            files.replace(self._folder / written.RUN, json.dumps(dict(facts), indent=2) + "\n")
 
     def close(self) -> None:
         """Finish the trackers, the bar and the file."""
@@ -125,7 +122,7 @@ class Journal:
             self._file.truncate()
         except OSError as error:
             raise mistake.Mistake(
-                f"{self._folder / METRICS} could not be written: {error.strerror}; "
+                f"{self._folder / written.METRICS} could not be written: {error.strerror}; "
                 "make room there and run the same command again"
             ) from error
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from adapters import lora, peft_files, transformers_lm
 from core import ports
-from shell import adapter, checkpoint, files, mistake, options, places
+from shell import adapter, checkpoint, files, mistake, options, places, written
 
 
 def settings(chosen: options.Options) -> lora.Settings:
@@ -152,7 +152,7 @@ def write(
         model.save(params, str(folder))
     else:
         if chosen.model == "tiny":
-            base = folder.parent / "base"
+            base = folder.parent / written.BASE
             with files.whole(base) as made:
                 model.save({}, str(made))
                 tokenizer.save_pretrained(made)

@@ -9,12 +9,9 @@ from typing import Any
 
 import yaml
 
-from shell import config, mistake, options
+from shell import config, mistake, options, written
 
-CONFIG, RUN, MODEL, PREPARED, BASE = "config.yaml", "run.json", "model", "prepared", "base"
-FILES = ("metrics.jsonl", "completions.jsonl", RUN, CONFIG)
-FOLDERS = (MODEL, PREPARED)
-SCRAPS = {*FILES, PREPARED, "rows", ".lock"}
+SCRAPS = {*written.FILES, written.PREPARED, written.ROWS, written.LOCK}
 """What a start that was killed before its first checkpoint leaves behind."""
 
 _MODELS = ("model", "tokenizer", "init_from", "ref_model", "teacher_model", "chat_template")
@@ -36,7 +33,8 @@ def placed(chosen: options.Options) -> None:
             raise mistake.Mistake("--output_dir: nothing came; a folder to write to, as in --output_dir out.")
         return
     place = pathlib.Path(chosen.output_dir)
-    folders = (*FOLDERS, BASE) if chosen.use_peft and chosen.model == "tiny" else FOLDERS
+    made = (written.BASE,) if chosen.use_peft and chosen.model == "tiny" else ()
+    folders = (*written.FOLDERS, *made)
     _check(place, folders, "folder", _is_own_folder)
     for name, text in _read(chosen):
         below = _below(pathlib.Path(text), place)
@@ -48,7 +46,7 @@ def placed(chosen: options.Options) -> None:
                 "a file in it, or another output_dir"
             )
         first = below.partition("/")[0]
-        if first in {*FILES, *folders} or first.startswith("checkpoint-"):
+        if first in {*written.FILES, *folders} or first.startswith("checkpoint-"):
             raise mistake.Mistake(
                 f"{name}: {text} lies in output_dir {place}, where this run would write over its {first}; "
                 "name another output_dir"
@@ -64,8 +62,8 @@ def check(folder: pathlib.Path) -> None:
     Raises:
         mistake.Mistake: a file stands where a folder is written, or the reverse.
     """
-    _check(folder, FILES, "file", pathlib.Path.is_file)
-    _check(folder, FOLDERS, "folder", _is_own_folder)
+    _check(folder, written.FILES, "file", pathlib.Path.is_file)
+    _check(folder, written.FOLDERS, "folder", _is_own_folder)
 
 
 def _check(folder: pathlib.Path, names: Iterable[str], what: str, right: Callable[..., bool]) -> None:
@@ -91,14 +89,15 @@ def check_anew(folder: pathlib.Path, algorithm: str, chosen: options.Options) ->
     Raises:
         mistake.Mistake: says what is there. A finished run of the same options is none.
     """
-    there = [name for name in (MODEL, *FILES) if name != CONFIG and os.path.lexists(folder / name)]
-    old = _resolved(folder / CONFIG)
+    others = (written.MODEL, written.METRICS, written.COMPLETIONS, written.RUN)
+    there = [name for name in others if os.path.lexists(folder / name)]
+    old = _resolved(folder / written.CONFIG)
     if there and old is None:
         raise mistake.Mistake(
             f"output_dir {folder} holds {there[0]}, which no run of this folder wrote, and this one would "
             "write over it; move it away, or name another output_dir"
         )
-    if MODEL not in there or old is None:
+    if written.MODEL not in there or old is None:
         return
     facts = run_facts(folder)
     before = facts.get("algorithm")
@@ -124,7 +123,8 @@ def ended(folder: pathlib.Path) -> int | None:
     """
     facts = run_facts(folder)
     step = facts.get("step")
-    return step if facts.get("finished") and isinstance(step, int) and (folder / MODEL).is_dir() else None
+    is_whole = facts.get("finished") and (folder / written.MODEL).is_dir()
+    return step if is_whole and isinstance(step, int) else None
 
 
 def keep_config(folder: pathlib.Path, note: Callable[[str], None]) -> None:
@@ -134,7 +134,7 @@ def keep_config(folder: pathlib.Path, note: Callable[[str], None]) -> None:
         folder: output_dir.
         note: told where it is now.
     """
-    path = folder / CONFIG
+    path = folder / written.CONFIG
     if path.is_file() and _resolved(path) is None:
         note(f"{path} was not written by a run and is now {set_aside(path).name}")
 
@@ -218,7 +218,7 @@ def run_facts(folder: pathlib.Path) -> dict[str, Any]:
         folder: output_dir.
     """
     try:
-        read = json.loads((folder / RUN).read_text(encoding="utf-8"))
+        read = json.loads((folder / written.RUN).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return read if isinstance(read, dict) else {}

@@ -41,6 +41,7 @@ from shell import (
     rounds,
     sources,
     teachers,
+    written,
 )
 
 
@@ -343,7 +344,7 @@ def _prepared(
     if ranks.index:
         processes.wait(ranks)
     try:
-        kept = {"folder": folder / "prepared", "progress": display.rows, "note": display.note}
+        kept = {"folder": folder / written.PREPARED, "progress": display.rows, "note": display.note}
         if isinstance(bound, prompts.Rules):
             made = prompts.prepare(opened, bound, **kept)
         else:

@@ -248,8 +248,8 @@ def origin(command: config.Command, note: Callable[[str], None]) -> config.Optio
         note(f"the reference is {chosen.model}, under the weights of {chosen.init_from}")
         return attrs.evolve(chosen, init_from=None, use_peft=False)
     folder = pathlib.Path(chosen.init_from or str(chosen.model))  # of an adapter, or of a model
-    file = folder.parent / "config.yaml"
-    if folder.name == "model" and file.is_file():
+    file = adapter.run_file(folder)
+    if file is not None:
         return _began(chosen, file, note)
     if chosen.init_from is not None:
         note(f"the reference is {chosen.model}, the base of the adapter {folder}")

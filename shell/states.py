@@ -12,7 +12,7 @@ import yaml
 from torch import Tensor
 
 from core import record, steps
-from shell import mistake
+from shell import mistake, written
 
 STATIC = ("step", "key", "place")
 _LINE = 64  # bytes, as torch allocates on a CPU
@@ -52,7 +52,7 @@ def run_options(folder: pathlib.Path) -> dict[str, Any] | None:
         folder: any.
     """
     try:
-        values = json.loads((folder / "state.json").read_text(encoding="utf-8"))["values"]
+        values = json.loads((folder / written.STATE).read_text(encoding="utf-8"))["values"]
         return dict(yaml.safe_load(values["options"]))
     except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError):
         return None

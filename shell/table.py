@@ -8,7 +8,8 @@ from typing import Any
 
 import rich.table
 
-NAME = "completions.jsonl"
+from shell import written
+
 SHOWN = 8
 """Completions in a table."""
 WIDTH = 60
@@ -30,7 +31,7 @@ class File:
             folder: output_dir.
             resumed: the step that the run goes on from: what was drawn after it is removed; None: all is.
         """
-        self._path = folder / NAME
+        self._path = folder / written.COMPLETIONS
         if self._path.exists():
             stop = 0 if resumed is None else _until(self._path, resumed)
             os.truncate(self._path, stop)

@@ -38,7 +38,7 @@ def check(command: config.Command, found: algorithms.Algorithm) -> None:
 def _idle(found: algorithms.Algorithm, *, taught: bool) -> Iterator[tuple[str, str]]:
     """Give the options that an algorithm does not read, and why; `taught`: there is a teacher."""
     if found.rows == "prompts":
-        yield "truncation", idle.UNCUT.rpartition(";")[0]
+        yield "truncation", idle.UNCUT
     for name in options.FIELDS:
         if about.OWN not in (options.known(name).only or ()):
             continue

@@ -9,6 +9,8 @@ import sys
 
 import torch
 
+from shell import written
+
 FILE = pathlib.Path(__file__).with_suffix(".json")
 ARGUMENTS = (
     "sft", "--model", "tiny", "--dataset", "demo", "--dataset_split", "train[:24]", "--max_length", "64",
@@ -45,7 +47,7 @@ def run(folder: pathlib.Path) -> list[dict[str, float]]:
         assert train.main([*ARGUMENTS, "--output_dir", str(folder)]) == 0
     finally:
         torch.set_num_threads(before)
-    return [{name: line[name] for name in NAMES} for line in log.read(folder / log.METRICS)]
+    return [{name: line[name] for name in NAMES} for line in log.read(folder / written.METRICS)]
 
 
 def main() -> None:

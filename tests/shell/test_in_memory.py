@@ -7,7 +7,7 @@ import pathlib
 import datasets
 import pytest
 
-from shell import api, in_memory, mistake
+from shell import api, in_memory, mistake, written
 
 ROWS = [{"prompt": f"{n}+1=", "completion": str(n + 1)} for n in range(8)]
 FEW = {"model": "tiny", "max_steps": 2, "batch_size": 2, "save_strategy": "no", "report_to": []}
@@ -39,7 +39,7 @@ def test_rows_of_any_kind_are_written_once_by_what_is_in_them(tmp_path, held):
 def test_names_of_datasets_stay_names(tmp_path, names):
     with in_memory.named({"dataset": names, "output_dir": tmp_path}) as given:
         assert given["dataset"] is names
-    assert not (tmp_path / in_memory.FOLDER).exists()
+    assert not (tmp_path / written.ROWS).exists()
 
 
 def test_a_run_on_rows_is_that_on_their_file_and_goes_on(tmp_path):

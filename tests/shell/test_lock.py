@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from shell import lock, mistake
+from shell import lock, mistake, written
 from tests import paths
 
 HOLD = """
@@ -41,7 +41,7 @@ def test_a_folder_that_another_run_holds_is_refused_and_free_again_once_that_run
         os.kill(int(number), signal.SIGKILL)
         other.wait()
         with lock.hold(tmp_path):
-            assert (tmp_path / lock.NAME).read_text().strip() == str(os.getpid())
+            assert (tmp_path / written.LOCK).read_text().strip() == str(os.getpid())
 
 
 def test_one_process_cannot_hold_a_folder_twice_but_again_afterwards(tmp_path):

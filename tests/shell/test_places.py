@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from shell import config, mistake, places, resume
+from shell import config, mistake, places, resume, written
 from tests.shell import runs
 
 
@@ -64,7 +64,7 @@ def test_what_a_run_starts_from_is_not_in_its_own_folder(tmp_path, algorithm, op
     assert "another output_dir" in line
 
 
-@pytest.mark.parametrize("name", [*places.FILES, "prepared/rows.jsonl", "model/rows.jsonl"])
+@pytest.mark.parametrize("name", [*written.FILES, "prepared/rows.jsonl", "model/rows.jsonl"])
 @pytest.mark.parametrize("option", ["dataset", "eval_dataset"])
 def test_rows_are_not_read_from_files_that_the_run_writes(tmp_path, option, name):
     file = tmp_path / "out" / name
@@ -100,9 +100,9 @@ def test_what_no_run_wrote_is_not_written_over(tmp_path, name):
     assert name in told(tmp_path)
 
 
-@pytest.mark.parametrize("name", [*places.FILES, *places.FOLDERS])
+@pytest.mark.parametrize("name", [*written.FILES, *written.FOLDERS])
 def test_a_folder_in_the_place_of_a_file_and_the_reverse_are_told(tmp_path, name):
-    (tmp_path / name).mkdir() if name in places.FILES else (tmp_path / name).write_text("x")
+    (tmp_path / name).mkdir() if name in written.FILES else (tmp_path / name).write_text("x")
     assert f"{name} there is no" in told(tmp_path)
 
 
